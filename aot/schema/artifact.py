@@ -1,0 +1,157 @@
+"""Artifacts: the compiled output of one region by one route, with guards, calling convention and facts."""
+
+from enum import StrEnum
+
+from aot.schema.capability import Capability
+from aot.schema.codec import Document
+from aot.schema.guard import HostGuard, InputGuard
+from aot.schema.recipe import Dimension, Route
+from aot.schema.spec import File
+
+
+class TensorMeta(Document, kw_only=True):
+    """One flat tensor input or output. A size is an integer or the name of a dimension or symbol."""
+
+    path: str  # as a person reads it: "args[0]", "kwargs['mask']"
+    dtype: str
+    shape: tuple[int | str, ...]
+    stride: tuple[int | str, ...] = ()
+    device: str = "cpu"
+
+
+class LeafKind(StrEnum):
+    TENSOR = "tensor"
+    CONSTANT = "constant"  # must equal what was exported: compiled code ignores it
+    NONE = "none"
+    INTEGER = "integer"  # outputs only: a 0-dim int64 tensor that eager returns as an int
+
+
+class Leaf(Document, kw_only=True):
+    """One leaf of the call's pytree."""
+
+    kind: LeafKind
+    path: str = ""
+    constant: bool | int | float | str | None = None
+    constant_type: str = ""  # "int", "bool", "float", "str": True == 1 in Python, but not for a guard
+
+
+class CallSpec(Document, kw_only=True):
+    """How a call of the module becomes flat tensors and back. Tree specs as torch.utils._pytree.treespec_dumps."""
+
+    in_spec: str
+    out_spec: str
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    parameters: tuple[str, ...] = ()  # names of forward's parameters in order, to accept keywords in any order
+
+
+class ConstantKind(StrEnum):
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"  # lifted by export; its value travels as a blob of the bundle
+
+
+class ConstantMeta(Document, kw_only=True):
+    """One tensor that the artifact asks for. `name` is the module's dotted name, or the lifted constant's."""
+
+    name: str
+    kind: ConstantKind
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str = "cpu"
+    mutated: bool = False
+    aliases: tuple[str, ...] = ()  # other names of the same tensor, which must still be tied in the live module
+
+
+class ElfFacts(Document, kw_only=True):
+    """Read from the bytes of a shared object."""
+
+    machine: str  # "x86_64", "aarch64"
+    needed: tuple[str, ...]
+    libc_floor: str | None = None  # highest GLIBC_ version asked for: "2.34"
+    libstdcxx_floor: str | None = None  # highest GLIBCXX_ version asked for: "3.4.30"
+    static_libstdcxx: bool = False
+
+
+class Kernel(Document, kw_only=True):
+    """One generated kernel: its configuration and what tuning measured, where tuning happened."""
+
+    name: str
+    choice: str = ""
+    candidates: int = 0
+    best_us: float | None = None
+    next_us: float | None = None
+
+
+class Winner(StrEnum):
+    COMPILED = "compiled"
+    EAGER = "eager"
+
+
+class Latency(Document, kw_only=True):
+    """Microseconds a call, over `calls` interleaved calls."""
+
+    calls: int
+    p25_us: float
+    p50_us: float
+    p75_us: float
+    p90_us: float
+    p99_us: float
+    peak_memory_bytes: int = 0
+
+
+class Speed(Document, kw_only=True):
+    """Compiled against eager at one point of a coverage."""
+
+    point: dict[str, int]
+    eager: Latency
+    compiled: Latency
+    winner: Winner
+
+    @property
+    def ratio(self) -> float:
+        """Compiled median over eager median; below 1 is faster."""
+        return self.compiled.p50_us / self.eager.p50_us
+
+
+class CoverageKind(StrEnum):
+    EXACT = "exact"
+    RANGE = "range"
+    BUCKET = "bucket"
+
+
+class Coverage(Document, kw_only=True):
+    """What one artifact answers for. `example` names the example set that it was exported from."""
+
+    kind: CoverageKind
+    dimensions: tuple[Dimension, ...] = ()
+    example: int = 0
+    constraints: tuple[str, ...] = ()  # between dimensions, as people read them
+
+
+class Artifact(Document, kw_only=True):
+    """Compiled output of one region by one route.
+
+    `files` hold what a loader maps: for the package route `lib/…so`, `cubin/…`, and `constants/…` for lifted
+    constants. `instances` are the dotted module names that the region stands for: `("",)` for a whole program.
+    """
+
+    region: str
+    instances: tuple[str, ...]
+    route: Route
+    capability: Capability
+    coverage: Coverage
+    files: tuple[File, ...]
+    host_guards: tuple[HostGuard, ...]
+    input_guards: tuple[InputGuard, ...] = ()
+    call: CallSpec | None = None
+    inputs: tuple[TensorMeta, ...] = ()
+    outputs: tuple[TensorMeta, ...] = ()
+    constants: tuple[ConstantMeta, ...] = ()
+
+    elf: ElfFacts | None = None
+    kernels: tuple[Kernel, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    winner: Winner = Winner.COMPILED
+    facts: dict[str, str] = {}  # of the route: "march", "simdlen", "threads", ...

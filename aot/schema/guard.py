@@ -1,0 +1,41 @@
+"""Guards: conditions for using an artifact, on the host and on the inputs.
+
+Both are flat records with a `kind`: a kind that a reader does not know is a rejection by value, so an older client
+meets a newer artifact without an error and without using it.
+"""
+
+from aot.schema.codec import Document
+
+
+class HostGuard(Document, kw_only=True):
+    """A condition on the host. `value` is read by the rule of that kind in `aot.select`."""
+
+    kind: str
+    value: str
+
+
+class InputGuard(Document, kw_only=True):
+    """A condition on the flat tensor inputs of one call.
+
+    | kind       | holds when                                                                       |
+    |------------|----------------------------------------------------------------------------------|
+    | dtype      | input `input` has dtype `value` ("float32")                                      |
+    | device     | its device type is `value` ("cpu"), and its index that of the weights            |
+    | rank       | it has `low` dimensions                                                          |
+    | size       | dimension `dim` is exactly `low`                                                 |
+    | range      | dimension `dim` lies in [`low`, `high`]; `high` None: no upper bound             |
+    | equal      | dimension `dim` equals dimension `other[1]` of input `other[0]`                  |
+    | divisible  | dimension `dim` is a multiple of `low`                                           |
+    | expression | `value` is true: arithmetic and comparisons over `s[input][dim]` sizes           |
+    | stride     | its strides are `strides`: an integer, or an expression over sizes `s[i][d]`     |
+    | no-grad    | a call does not record gradients                                                 |
+    """
+
+    kind: str
+    input: int | None = None
+    dim: int | None = None
+    value: str | None = None
+    low: int | None = None
+    high: int | None = None
+    other: tuple[int, int] | None = None
+    strides: tuple[int | str, ...] | None = None

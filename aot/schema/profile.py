@@ -1,0 +1,36 @@
+"""Profiles: the named targets that workers are and specs ask for."""
+
+from aot.schema.capability import Capability
+from aot.schema.codec import Document
+from aot.schema.names import Name
+
+
+class Toolchain(Document, kw_only=True):
+    """What turns a graph into machine code, as versions. `None` where the part is absent."""
+
+    torch: str  # with its local part: "2.13.0+cpu"
+    python: str  # "3.11.7"
+    compiler: str  # "g++ 12.2.0"
+    libc: str  # "glibc 2.36"
+    triton: str | None = None
+    cuda: str | None = None  # the runtime torch was built for: "13.0"
+
+
+class Device(Document, kw_only=True):
+    """The facts of a card that tuning depends on."""
+
+    sku: str
+    sm_count: int
+    memory_bytes: int
+    mig: str | None = None
+
+
+class Profile(Document, kw_only=True):
+    """A target. `threads` is set only where the profile pins them; otherwise code adapts at run time."""
+
+    name: Name
+    capability: Capability
+    toolchain: Toolchain
+    device: Device | None = None
+    threads: int | None = None
+    packages: dict[str, str] = {}  # installed distributions that sources may require, by exact version

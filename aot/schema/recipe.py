@@ -1,0 +1,64 @@
+"""Recipes: how a program is to be compiled, and the shapes it must answer for."""
+
+from enum import StrEnum
+
+from aot.schema.codec import Document
+
+
+class Route(StrEnum):
+    PACKAGE = "package"
+    CACHE = "cache"
+    FUNCTION = "function"
+
+
+class Mode(StrEnum):
+    """torch.compile's modes. A route that cannot honour one refuses it."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+
+
+class Purpose(StrEnum):
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+class Regions(StrEnum):
+    WHOLE = "whole"
+    AUTO = "auto"
+
+
+class Randomness(StrEnum):
+    """What to do with a program that draws random numbers: its outputs cannot be compared with eager's."""
+
+    REFUSE = "refuse"
+    UNCHECKED = "unchecked"  # built; qualified without the numerics, and marked so
+
+
+class Dimension(Document, kw_only=True):
+    """One named size: a range [low, high] in steps of `multiple_of`, or a few buckets compiled one by one."""
+
+    name: str
+    low: int = 1
+    high: int | None = None
+    multiple_of: int = 1
+    buckets: tuple[int, ...] = ()
+
+
+class Recipe(Document, kw_only=True):
+    """Coverage and options. Every field is a factor of the build key, so nothing here may name a place or a time."""
+
+    mode: Mode = Mode.MAX_AUTOTUNE
+    fullgraph: bool = True
+    dynamic: bool | None = None  # None: as the source's own dimensions say; True: every size; False: exact
+    regions: Regions = Regions.WHOLE
+    purpose: Purpose = Purpose.INFERENCE
+    routes: tuple[Route, ...] = (Route.PACKAGE, Route.CACHE)
+    freeze: bool = False
+    random: Randomness = Randomness.REFUSE
+    require_faster: bool = False
+    dimensions: tuple[Dimension, ...] = ()  # narrows or replaces the source's dimensions, by name
+    options: dict[str, bool | int | float | str | None] = {}  # torch._inductor.config overrides
+    environment: dict[str, str] = {}  # what a child process sees besides an empty environment

@@ -1,0 +1,92 @@
+"""Reports: what a build did and what its proof measured. Part of the manifest, and kept beside a failed build."""
+
+from enum import StrEnum
+
+from aot.schema.artifact import Kernel
+from aot.schema.codec import Document
+
+
+class Phase(StrEnum):
+    """Where a running build stands; progress events carry one."""
+
+    FETCHING = "fetching"
+    LOADING = "loading"
+    EXPORTING = "exporting"
+    COMPILING = "compiling"
+    TUNING = "tuning"
+    QUALIFYING = "qualifying"
+    UPLOADING = "uploading"
+    PUBLISHING = "publishing"
+
+
+class RegionReport(Document, kw_only=True):
+    """One compiled region: seconds, sizes in bytes, floating-point operations of one call on the example."""
+
+    region: str
+    instances: int
+    coverage: str
+    export_seconds: float
+    compile_seconds: float
+    library_bytes: int
+    strict_export: bool = False
+    flops: int | None = None
+    graph_nodes: int = 0
+    graph_breaks: int = 0
+    kernels: tuple[Kernel, ...] = ()
+
+
+class CompileReport(Document, kw_only=True):
+    """What the compile child did."""
+
+    regions: tuple[RegionReport, ...] = ()
+    toolchain: dict[str, str] = {}  # torch, triton, compiler path and version, march, simdlen, libc floor, NEEDED
+    phases: dict[str, float] = {}  # seconds by phase
+    options: dict[str, str] = {}  # every inductor option that was set
+    warnings: tuple[str, ...] = ()
+
+
+class StartProof(Document, kw_only=True):
+    """One fresh process on the pod's code path, watched from outside."""
+
+    seconds: float  # process start to first output
+    eager_seconds: float  # the same program without the artifact
+    processes: tuple[str, ...]  # executables that the process started: must be empty
+    counted_by: str  # "ptrace" or "polling"
+    compiler_modules: tuple[str, ...]  # torch._dynamo / torch._inductor beyond what eager imports: must be empty
+    peak_memory_bytes: int
+
+
+class Agreement(Document, kw_only=True):
+    """How close the compiled output is to eager and to a float64 reference, at one point with one set of weights."""
+
+    artifact: int
+    point: dict[str, int]
+    weights: str  # "given", "factory", "seeded", "perturbed"
+    variant: str = ""  # "", "non-contiguous", "second call"
+    max_error: float = 0.0  # compiled against the reference, largest absolute difference
+    eager_error: float = 0.0  # eager against the same reference
+    reference: str = "float64"  # or "float32" where the module cannot run in float64
+    agrees: bool = True
+    note: str = ""
+
+
+class Qualification(Document, kw_only=True):
+    """The proof that a bundle carries."""
+
+    start: StartProof | None = None
+    agreements: tuple[Agreement, ...] = ()
+    recompiles: int = 0
+    seconds: float = 0.0
+    numerics: str = "checked"  # or "unchecked: draws random numbers"
+    profile: str = ""  # name of the profile it ran on
+    torch: str = ""
+
+
+class Provenance(Document, kw_only=True):
+    """Who built what from which commit with which toolchain."""
+
+    builder: str = ""  # name of the worker or user
+    commit: str = ""
+    dirty: bool = False
+    aot_version: str = ""
+    built_at: str = ""  # RFC 3339, UTC

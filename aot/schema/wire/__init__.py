@@ -1,0 +1,1 @@
+"""What travels between client, worker and registry: requests refuse unknown fields, replies tolerate them."""

@@ -1,0 +1,33 @@
+"""Blobs on the wire: links, never bytes."""
+
+from aot.schema.codec import Document, Response
+from aot.schema.digest import Digest
+from aot.schema.names import Namespace
+from aot.schema.spec import Blob
+
+
+class Link(Response, kw_only=True):
+    """Where one blob is put or got: a URL that expires, and the headers that must go with it."""
+
+    digest: Digest
+    size_bytes: int
+    url: str
+    method: str = "GET"
+    headers: dict[str, str] = {}
+
+
+class OpenUploadsRequest(Document, kw_only=True):
+    """Ask which of these the namespace lacks, and for links to put them."""
+
+    namespace: Namespace
+    blobs: tuple[Blob, ...]
+
+
+class LinksReply(Response, kw_only=True):
+    """For uploads: only what is missing. For downloads: every blob asked for."""
+
+    links: tuple[Link, ...]
+
+
+class DownloadLinksRequest(Document, kw_only=True):
+    digests: tuple[Digest, ...] = ()  # empty: every blob of the bundle
