@@ -68,6 +68,7 @@ class ElfFacts(Document, kw_only=True):
     """Read from the bytes of a shared object."""
 
     machine: str  # "x86_64", "aarch64"
+    soname: str | None = None
     needed: tuple[str, ...]
     libc_floor: str | None = None  # highest GLIBC_ version asked for: "2.34"
     libstdcxx_floor: str | None = None  # highest GLIBCXX_ version asked for: "3.4.30"

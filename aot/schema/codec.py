@@ -27,6 +27,18 @@ class Response(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of what the registry answers: a client ignores fields that it does not know."""
 
 
+class FormatProbe(Document, kw_only=True, forbid_unknown_fields=False):
+    """Just enough of a document to see whether the rest can be read."""
+
+    format: int
+
+
+def always(value: Any) -> Any:
+    """A field's default that is written out even so: a format version must be in the bytes."""
+    # omit_defaults leaves out what equals a plain default, never what a factory made.
+    return msgspec.field(default_factory=lambda: value)
+
+
 def encode(value: Any) -> bytes:
     """Return the canonical bytes of `value`."""
     return _ENCODER.encode(value)

@@ -5,7 +5,7 @@ observed, which makes a verdict undecided; an empty tuple means observed, and th
 """
 
 from aot.schema.capability import Capability
-from aot.schema.codec import Document
+from aot.schema.codec import Document, always
 
 
 class Gpu(Document, kw_only=True):
@@ -39,6 +39,6 @@ class ContainerFacts(Document, kw_only=True):
 
 
 class Environment(Document, kw_only=True):
-    format: int = 1
+    format: int = always(1)
     node: NodeFacts = NodeFacts()
     container: ContainerFacts = ContainerFacts()

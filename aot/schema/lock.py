@@ -1,7 +1,7 @@
 """`aot.lock`: names pinned to digests, written by the CI step and read by the pod."""
 
 from aot.errors import MalformedDocument
-from aot.schema.codec import Document, decode, encode_pretty
+from aot.schema.codec import Document, FormatProbe, always, decode, encode_pretty
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
 from aot.schema.names import Name, Reference
@@ -23,7 +23,7 @@ class LockEntry(Document, kw_only=True):
 class Lock(Document, kw_only=True):
     """Entries in the order of reference and profile; `trusted_keys` are the public keys that may have signed them."""
 
-    format: int = LOCK_FORMAT
+    format: int = always(LOCK_FORMAT)
     entries: tuple[LockEntry, ...]
     trusted_keys: tuple[str, ...] = ()
 
@@ -42,11 +42,11 @@ def encode_lock(lock: Lock) -> bytes:
 
 def decode_lock(content: bytes) -> Lock:
     """Raises MalformedDocument, also for a format this version does not read."""
-    lock = decode(content, Lock, what="lock file")
-    if lock.format != LOCK_FORMAT:
+    version = decode(content, FormatProbe, what="lock file").format
+    if version != LOCK_FORMAT:
         raise MalformedDocument(
-            f"the lock file has format {lock.format}, this version reads {LOCK_FORMAT}",
+            f"the lock file has format {version}, this version reads {LOCK_FORMAT}",
             hint="update aot, or write the lock again with `aot ensure`",
             details={"path": "$.format"},
         )
-    return lock
+    return decode(content, Lock, what="lock file")

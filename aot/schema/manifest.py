@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from aot.errors import MalformedDocument
 from aot.schema.artifact import Artifact
-from aot.schema.codec import Document, decode, encode
+from aot.schema.codec import Document, FormatProbe, always, decode, encode
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor, Fingerprint
 from aot.schema.names import Name, Namespace
@@ -37,7 +37,7 @@ class Manifest(Document, kw_only=True):
     `weights` is empty unless the build is frozen; then the bundle serves exactly that checkpoint.
     """
 
-    format: int = MANIFEST_FORMAT
+    format: int = always(MANIFEST_FORMAT)
     namespace: Namespace
     name: Name
     build_key: BuildKey
@@ -116,7 +116,3 @@ def decode_manifest(content: bytes) -> Manifest:
             details={"path": "$.format"},
         )
     return decode(content, Manifest, what="manifest")
-
-
-class FormatProbe(Document, kw_only=True, forbid_unknown_fields=False):
-    format: int = MANIFEST_FORMAT

@@ -1,0 +1,30 @@
+# Two commands do all set-up on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# `make test` uses both cores; one worker a core, whole files each, so that builds are shared inside a file.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
+
+.PHONY: demo test bench lint clean
+
+demo: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.cold_start
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# torch first and pinned: an open range would pull a multi-gigabyte CUDA build.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[compile,server,demo,test]' ruff
+	touch $@
+
+clean:
+	rm -rf $(VENV) .aot demo-data

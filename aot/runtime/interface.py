@@ -1,0 +1,140 @@
+"""The C interface that every AOTInductor shared object carries, as Python calls; the only ctypes of the runtime.
+
+Prototypes: torch/csrc/inductor/aoti_runtime/interface.h. The symbols come from the shared object and thus from the
+torch that built it, so those that not every supported release has are looked up and may be missing.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_bool, c_char_p, c_int32, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+from aot.errors import BindingFailed, LoadFailed
+
+_RUN = (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
+_REQUIRED: dict[str, tuple[Any, ...]] = {
+    "AOTInductorModelContainerCreateWithDevice": (c_void_p, c_size_t, c_char_p, c_char_p),
+    "AOTInductorModelContainerDelete": (c_void_p,),
+    "AOTInductorModelContainerRun": _RUN,
+    "AOTInductorModelContainerRunSingleThreaded": _RUN,
+    "AOTInductorModelContainerGetNumInputs": (c_void_p, c_void_p),
+    "AOTInductorModelContainerGetNumOutputs": (c_void_p, c_void_p),
+    "AOTInductorModelContainerGetNumConstants": (c_void_p, c_void_p),
+    "AOTInductorModelContainerGetConstantName": (c_void_p, c_size_t, c_void_p),
+    "AOTInductorModelContainerGetConstantOriginalFQN": (c_void_p, c_size_t, c_void_p),
+    "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs": (c_void_p, c_void_p, c_size_t, c_bool, c_bool),
+}
+_OPTIONAL: dict[str, tuple[Any, ...]] = {
+    "AOTInductorModelContainerGetConstantType": (c_void_p, c_size_t, c_void_p),
+    "AOTInductorModelContainerGetConstantDtype": (c_void_p, c_size_t, c_void_p),
+    "AOTInductorModelContainerGetConstantDataSize": (c_void_p, c_size_t, c_void_p),
+    "AOTInductorModelContainerGetConstantFromFolded": (c_void_p, c_size_t, c_void_p),
+    "AOTInductorGetLastError": (c_void_p,),
+}
+
+
+class _Pair(ctypes.Structure):
+    """AOTInductorConstantMapEntry."""
+
+    _fields_ = (("name", c_char_p), ("handle", c_void_p))
+
+
+class Interface:
+    """The calls of one mapped shared object. A container's handle is a plain integer here."""
+
+    def __init__(self, library: ctypes.CDLL, path: Path) -> None:
+        self.path = path
+        self._calls: dict[str, Any] = {}
+        for name, arguments in (_REQUIRED | _OPTIONAL).items():
+            try:
+                call = library[name]  # an object of our own: attributes of a library are shared
+            except AttributeError:
+                if name in _OPTIONAL:
+                    continue
+                raise LoadFailed(
+                    f"{path.name} has no {name}", hint="it is no AOTInductor object, or of a torch older than 2.11"
+                ) from None
+            call.argtypes = arguments
+            self._calls[name] = call
+        self.run = self._calls["AOTInductorModelContainerRun"]
+        self.run_single_threaded = self._calls["AOTInductorModelContainerRunSingleThreaded"]
+
+    def create(self, device: str, cubins: Path, num_models: int) -> int:
+        """Return the handle of a new container. Raises LoadFailed."""
+        handle = c_void_p()
+        create = self._calls["AOTInductorModelContainerCreateWithDevice"]
+        if create(byref(handle), num_models, device.encode(), str(cubins).encode()) or not handle.value:
+            raise LoadFailed(f"{self.path.name} could not be set up for {device}: {self.last_error()}")
+        return handle.value
+
+    def delete(self, handle: int) -> None:
+        self._calls["AOTInductorModelContainerDelete"](handle)
+
+    def bind(self, handle: int, names: Sequence[str], tensors: Sequence[int]) -> None:
+        """Let the container use the tensors behind these handles, which stay the caller's. Raises BindingFailed."""
+        pairs = (_Pair * max(1, len(names)))(
+            *(_Pair(name.encode(), tensor) for name, tensor in zip(names, tensors, strict=True))
+        )
+        update = self._calls["AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"]
+        if update(handle, pairs, len(names), False, True):
+            raise BindingFailed(f"{self.path.name} refused its tensors: {self.last_error()}")
+
+    def count(self, of: str, handle: int) -> int:
+        """Return what `GetNum<of>` says: "Inputs", "Outputs" or "Constants"."""
+        value = c_size_t()
+        self._ask(f"AOTInductorModelContainerGetNum{of}", value, handle)
+        return value.value
+
+    def constant_text(self, of: str, handle: int, index: int) -> str:
+        """Return "Name" or "OriginalFQN" of one constant."""
+        value = c_char_p()
+        self._ask(f"AOTInductorModelContainerGetConstant{of}", value, handle, index)
+        return (value.value or b"").decode()
+
+    def constant_number(self, of: str, handle: int, index: int) -> int | None:
+        """Return "Type", "Dtype", "DataSize" or "FromFolded" of one constant; None where the object can't tell."""
+        call = f"AOTInductorModelContainerGetConstant{of}"
+        if call not in self._calls:
+            return None
+        value: Any = {"DataSize": c_size_t, "FromFolded": c_bool}.get(of, c_int32)()
+        self._ask(call, value, handle, index)
+        return int(value.value)
+
+    def last_error(self) -> str:
+        """Return the text of this thread's last failed call; objects built before torch 2.13 only print it."""
+        ask = self._calls.get("AOTInductorGetLastError")
+        text = c_char_p()
+        if ask is None or ask(byref(text)) or not text.value:
+            return "the reason was printed on this process's stderr"
+        return text.value.decode(errors="replace")
+
+    def _ask(self, name: str, value: Any, *arguments: int) -> None:
+        if self._calls[name](*arguments, byref(value)):
+            raise LoadFailed(f"{name} of {self.path.name} failed: {self.last_error()}")
+
+
+def open_interface(path: Path) -> Interface:
+    """Map the shared object at `path` into this process, for good. Raises LoadFailed."""
+    # The object needs libtorch without saying where it is; importing torch is what makes it known.
+    import torch  # noqa: F401
+
+    try:
+        library = ctypes.CDLL(str(path.absolute()))  # RTLD_NOW, and RTLD_LOCAL: many objects have the same symbols
+    except OSError as error:
+        raise LoadFailed(
+            f"{path.name} cannot be mapped: {error}", hint="`aot explain` compares its needs with this host"
+        ) from error
+    return Interface(library, path)
+
+
+def capsule_address() -> Callable[[object, None], int]:
+    """Return PyCapsule_GetPointer, a prototype of our own, since other libraries set theirs on `ctypes.pythonapi`."""
+    prototype = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_void_p)
+    return prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+def capsule_maker() -> Callable[[int, None, None], object]:
+    """Return PyCapsule_New; capsules made with it own nothing."""
+    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)
+    return prototype(("PyCapsule_New", ctypes.pythonapi))
