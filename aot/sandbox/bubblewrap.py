@@ -19,14 +19,24 @@ from aot.errors import InvalidInput
 PROBE_SECONDS = 20
 TMP_BYTES = 256 * 1024 * 1024
 HOST_NAME = "aot"
+ISOLATION = (
+    *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
+)
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # From /etc only what the loader, compilers and user look-up need: it also holds secrets, and root may read them.
-SYSTEM_FILES = tuple(
-    f"/etc/{name}"
-    for name in ("alternatives", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd")
+SYSTEM_FILES = (
+    "/etc/alternatives",
+    "/etc/group",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
 )
 # Topology, for thread pools and libraries that detect the CPU.
-SYSTEM_TOPOLOGY = ("/sys/devices/system/cpu", "/sys/devices/system/node")
+TOPOLOGY = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 
 
 class BindMode(StrEnum):
@@ -91,7 +101,7 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 def view_system() -> list[Bind]:
     """The system and the running Python, read-only."""
-    places = [Path(place) for place in (*SYSTEM_DIRECTORIES, *SYSTEM_FILES, *SYSTEM_TOPOLOGY)]
+    places = [Path(place) for place in (*SYSTEM_DIRECTORIES, *SYSTEM_FILES, *TOPOLOGY)]
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)}
     return [same_place(place, BindMode.READ) for place in (*places, *sorted(prefixes)) if place.exists()]
 
@@ -109,10 +119,9 @@ def checked(bind: Bind) -> Bind:
     return bind
 
 
-def view_devices(devices: Iterable[Path]) -> list[Bind]:
-    """Device files, and /sys when there is one: drivers look their cards up there."""
-    shown = [same_place(device, BindMode.DEVICE) for device in devices]
-    return [*shown, same_place(Path("/sys"), BindMode.READ)] if shown else []
+def list_gpu_devices() -> tuple[Path, ...]:
+    """The device files of this host's cards, for the `devices` of a child."""
+    return tuple(sorted(path for name in ("nvidia*", "kfd", "dri") for path in Path("/dev").glob(name)))
 
 
 def write_arguments(
@@ -124,20 +133,36 @@ def write_arguments(
     memory_bytes: int,
 ) -> list[str]:
     """Bubblewrap's arguments, without the command. Later binds win over earlier ones at the same place."""
-    words = "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
-    words += ["--die-with-parent", "--new-session", "--hostname", HOST_NAME, "--cap-drop", "ALL", "--clearenv"]
+    words = [*ISOLATION, "--hostname", HOST_NAME]
     if "--disable-userns" in sandbox.options:
         words.append("--disable-userns")
     for name, value in env.items():
         words += ["--setenv", name, value]
-    # A worker that runs as root stays root of the host for the files of /proc (no capability is asked for to write
-    # /proc/sys/kernel/core_pattern): it must be read-only.
-    words += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
+    words += ["--proc", "/proc", *_protect_proc(), "--dev", "/dev"]
     words += [*_tmpfs(sandbox, "/dev/shm", memory_bytes // 4), *_tmpfs(sandbox, "/tmp", TMP_BYTES)]
     words += _write_binds(binds)
     # What remains writable is memory without a limit.
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(cwd)]
+    if any("\0" in word for word in words):
+        # The words travel separated by NUL: one inside a value would be an option of the child's choice.
+        raise InvalidInput("a sandbox's paths and variables must not hold NUL characters")
     return words
+
+
+def _protect_proc() -> list[str]:
+    """Make what lies in /proc beside the processes read-only.
+
+    A worker that runs as root stays root of the host for these files: no capability is asked for to write
+    /proc/sys/kernel/core_pattern, which names a program for the host to run. The directories of the processes stay
+    writable, because CUDA gives up when it cannot name its threads there.
+    """
+    places = [os.path.join("/proc", name) for name in sorted(os.listdir("/proc")) if not name.isdigit()]
+    shown = [place for place in places if not os.path.islink(place) and _may_be_written(place)]
+    return [word for place in shown for word in ("--ro-bind", place, place)]
+
+
+def _may_be_written(place: str) -> bool:
+    return os.path.isdir(place) or bool(os.stat(place).st_mode & 0o222)
 
 
 def _tmpfs(sandbox: Bubblewrap, place: str, size_bytes: int) -> list[str]:
@@ -152,6 +177,9 @@ def _write_binds(binds: Iterable[Bind]) -> list[str]:
     """Mount parents before what lies in them, follow links as the host does, and never mount one place twice."""
     mounts: dict[str, tuple[str, str]] = {}
     links: dict[str, str] = {}
+    binds = list(binds)
+    if any(bind.mode is BindMode.DEVICE for bind in binds):
+        binds.insert(0, same_place(Path("/sys"), BindMode.READ))  # drivers look their cards up there
     for bind in binds:
         inside = str(bind.inside)
         if str(bind.host) == inside:

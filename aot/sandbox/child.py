@@ -1,39 +1,23 @@
 """Runs other people's code, or a proof, in a child process: `run_child` is the one way to do it.
 
 Used by workers (compile), by qualification (start proof, numerics) and by `aot build --here`. The caller's thread
-talks to a supervisor (`aot.sandbox.supervise`), which holds the child.
+talks (`aot.sandbox.talk`) to a supervisor process (`aot.sandbox.supervise`), which holds the child.
 """
 
-import json
+import contextlib
 import os
-import selectors
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from aot.errors import InvalidInput
-from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, checked, same_place, view_devices, view_system, write_arguments
+from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, checked, same_place, view_system, write_arguments
 from aot.sandbox.events import EVENTS_FD, EventReader
-from aot.sandbox.limits import ChildExit, ExitKind, Limits, SandboxKind
+from aot.sandbox.exit import ChildExit
+from aot.sandbox.limits import Limits, SandboxKind
+from aot.sandbox.talk import Talk
 
 TAIL_BYTES = 16 * 1024
-ASK_SECONDS = 0.2
-# How much later than the wall clock limit a supervisor may answer: it kills for ten seconds, then drains.
-ANSWER_SECONDS = 30.0
-
-# The supervisor needs four modules of this package and the standard library. Giving it bare packages spares it
-# `aot/__init__.py` and site-packages: it is running within 30 ms.
-_START = """
-import sys, types
-for name, place in (("aot", sys.argv[2]), ("aot.sandbox", sys.argv[3])):
-    package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [place]
-from aot.sandbox.supervise import main
-main()
-"""
 
 
 def run_child(
@@ -56,32 +40,82 @@ def run_child(
     """Run `argv` to its end, and return how it ended. Nothing that it started is alive afterwards.
 
     `argv[0]` is an absolute path, as the child sees it, and so is `cwd`. `env` is the whole environment, to which
-    only PWD and, with `on_event`, `EVENTS_FD` are added. `sandbox=None` means limits without isolation; then
-    `readable` and `devices` say nothing, and a bind to another place is refused. A child in a sandbox sees the
-    system, this Python, `readable`, `writable`, `binds` and `devices`, and a small /tmp unless something is bound there.
+    only PWD and, with `on_event`, `EVENTS_FD` are added. `sandbox=None` means limits without isolation: `readable`
+    and `devices` then say nothing, and a bind to another place is refused. A child in a sandbox sees the system,
+    this Python, `readable`, `writable`, `binds`, `devices`, and a small /tmp in memory unless one is bound.
+
     `stdout` and `stderr` name files that receive the streams up to the cap. `on_event` gets the child's event lines
-    in order; `should_stop` is asked five times a second, and a text ends the child. Both run in the calling thread,
-    and what they raise is raised here after the child is gone. The child dies with this process and with this thread.
-    Raises InvalidInput when the child could not be started.
+    in order; `should_stop` is asked five times a second, and a text that it returns ends the child. Both run in the
+    calling thread, and what they raise is raised here once the child is gone. The child also dies with this process
+    and with this thread. Raises InvalidInput when the child could not be started.
     """
+    shown = [same_place(path, BindMode.READ) for path in readable]
+    shown += [same_place(path, BindMode.WRITE) for path in writable]
+    shown += [same_place(path, BindMode.DEVICE) for path in devices]
+    shown += map(checked, binds)
+    _check(argv, cwd, env, shown, sandbox)
+    reader = EventReader(on_event or (lambda _: None))
+    with contextlib.ExitStack() as stack:
+        events, writer = _open_pipe(stack) if on_event else (None, None)
+        spec: dict[str, Any] = {
+            "argv": list(argv),
+            "cwd": str(cwd),
+            "env": {**env, "PWD": str(cwd)} | ({EVENTS_FD: str(writer.fileno())} if writer else {}),
+            "limits": vars(limits),
+            "writable": _outermost(bind.host for bind in shown if bind.mode is BindMode.WRITE),
+            "stdout": stdout and str(stdout.absolute()),
+            "stderr": stderr and str(stderr.absolute()),
+            "tail_bytes": TAIL_BYTES,
+            "events_fd": writer and writer.fileno(),
+            "count": count_processes,
+        }
+        spec["bubblewrap"] = sandbox and _write_bubblewrap(sandbox, spec, shown)
+        talk = Talk(spec, events=events, writer=writer, reader=reader, should_stop=should_stop)
+        stack.callback(talk.end)
+        talk.hold()
+    return talk.read_exit(SandboxKind.BUBBLEWRAP if sandbox else SandboxKind.PROCESS)
+
+
+def _open_pipe(stack: contextlib.ExitStack) -> tuple[BinaryIO, BinaryIO]:
+    source, sink = os.pipe()
+    return stack.enter_context(open(source, "rb", buffering=0)), stack.enter_context(open(sink, "wb", buffering=0))
+
+
+def _write_bubblewrap(sandbox: Bubblewrap, spec: dict[str, Any], shown: Sequence[Bind]) -> dict[str, Any]:
+    arguments = write_arguments(
+        sandbox,
+        [*view_system(), *shown],
+        env=spec["env"],
+        cwd=PurePosixPath(spec["cwd"]),
+        memory_bytes=spec["limits"]["memory_bytes"],
+    )
+    return {"program": str(sandbox.program), "arguments": arguments}
+
+
+def _check(
+    argv: Sequence[str],
+    cwd: Path | PurePosixPath,
+    env: Mapping[str, str],
+    shown: Sequence[Bind],
+    sandbox: Bubblewrap | None,
+) -> None:
     if not argv or not PurePosixPath(argv[0]).is_absolute():
         raise InvalidInput(f"a child needs an absolute program path, found {list(argv[:1])}")
-    binds = (*(same_place(path, BindMode.WRITE) for path in writable), *map(checked, binds))
-    env = {**env, "PWD": str(cwd)}
-    events = os.pipe() if on_event else None
-    if events:
-        env[EVENTS_FD] = str(events[1])
-    spec: dict[str, Any] = {
-        "argv": list(argv),
-        "cwd": str(cwd),
-        "env": env,
-        "bubblewrap": None,
-        "limits": vars(limits),
-        "writable": _outermost(bind.host for bind in binds if bind.mode is BindMode.WRITE),
-        "stdout": stdout and str(stdout.absolute()),
-        "stderr": stderr and str(stderr.absolute()),
-        "tail_bytes": TAIL_BYTES,
-        "events_fd": events and events[1],
-        "count": count_processes,
-    }
-    ...
+    if not PurePosixPath(cwd).is_absolute():
+        raise InvalidInput(f"a child needs an absolute working directory, found {cwd}")
+    wrong = [name for name, value in env.items() if not name or set("=\0") & set(name) or "\0" in value]
+    if wrong:
+        raise InvalidInput(f"a child cannot be given the variables {wrong}")
+    moved = [bind for bind in shown if str(bind.host) != str(bind.inside)]
+    if moved and sandbox is None:
+        raise InvalidInput(
+            f"{moved[0].host} cannot be shown as {moved[0].inside} without a sandbox",
+            hint="install bubblewrap, or use the same path inside",
+        )
+
+
+def _outermost(paths: Iterable[Path]) -> list[str]:
+    """Each place once: what lies in another one is counted with it."""
+    real = {path.resolve() for path in paths}
+    inner = {path for path in real for other in real if path != other and path.is_relative_to(other)}
+    return sorted(map(str, real - inner))

@@ -53,7 +53,8 @@ def spawn(spec: dict[str, Any], *, stdout: int, stderr: int, passed: tuple[int, 
     try:
         _become_child(supervisor, stdout=stdout, stderr=stderr, passed=passed)
         os.close(gate_in)
-        os.read(gate_out, 1)
+        if not os.read(gate_out, 1):
+            os._exit(127)  # the supervisor died
         if spec["cwd"]:
             os.chdir(spec["cwd"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])
@@ -71,6 +72,8 @@ def _become_child(supervisor: int, *, stdout: int, stderr: int, passed: tuple[in
         os._exit(127)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # what the supervisor took is not the child's
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _offer_to_oom_killer()
     stdin = os.open(os.devnull, os.O_RDONLY)

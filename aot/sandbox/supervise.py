@@ -6,6 +6,7 @@ any further line, or the end of input, stops the child. It writes one JSON docum
 Runs without site-packages: standard library only. See `aot.sandbox.child` for the other end.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -24,8 +25,16 @@ from aot.sandbox.spawn import (
     prctl,
     spawn,
 )
+from aot.sandbox.status import describe_end, read_bubblewrap_init, read_bubblewrap_status
 from aot.sandbox.trace import WAIT_ALL, Poller, Tracer
-from aot.sandbox.tree import Entry, find_descendants, kill_descendants, read_kernel_oom_kills, send
+from aot.sandbox.tree import (
+    Entry,
+    find_descendants,
+    kill_descendants,
+    read_entry,
+    read_kernel_oom_kills,
+    send,
+)
 from aot.sandbox.usage import MemoryMeter, read_disk_bytes
 
 POLL_SECONDS = 0.1
@@ -48,27 +57,30 @@ class Supervision:
         self._verdict: str | None = None
         self._ending_since: float | None = None
         self._reported = False
+        # Bubblewrap's own two processes and program are no act of the child.
+        self._own_processes, self._own_programs = (2, 2) if spec["bubblewrap"] else (0, 1)
+        self._status_fd: int | None = None
+        self._root: int | None = None
+        self._root_status: int | None = None
         self._status: int | None = None
         self._ended: float | None = None
+        self._cpu_seconds = 0.0
         self._memory = MemoryMeter(self._limits["memory_bytes"])
         self._counting: Tracer | Poller | None = None
         self._oom_kills = read_kernel_oom_kills()
 
     def run(self) -> None:
         """Start the child and return once nothing of its tree is left and the report is written."""
-        bubblewrap = self._spec["bubblewrap"]
-        self._own_processes = 2 if bubblewrap else 0
-        argv = dict(self._spec)
-        passed = [self._spec["events_fd"]] if self._spec["events_fd"] is not None else []
-        self._status_fd = None
-        if bubblewrap:
-            arguments = _memory_file("arguments", "".join(f"{word}\0" for word in bubblewrap["arguments"]))
-            self._status_fd = _memory_file("status", "")
+        spec = self._spec
+        passed = [] if spec["events_fd"] is None else [spec["events_fd"]]
+        if spec["bubblewrap"]:
+            words = "".join(f"{word}\0" for word in spec["bubblewrap"]["arguments"])
+            arguments, self._status_fd = _memory_file("arguments", words), _memory_file("status", "")
             passed += [arguments, self._status_fd]
-            words = ["--args", str(arguments), "--json-status-fd", str(self._status_fd), "--"]
+            told = ["--args", str(arguments), "--json-status-fd", str(self._status_fd), "--"]
             # Bubblewrap itself runs outside its sandbox: the child's variables must not reach its loader.
-            argv |= {"argv": [bubblewrap["program"], *words, *self._spec["argv"]], "env": {}, "cwd": None}
-        self._start(argv, tuple(passed))
+            spec = {"argv": [spec["bubblewrap"]["program"], *told, *spec["argv"]], "env": {}, "cwd": None}
+        self._start(spec, tuple(passed))
         self._reap()
         self._report()
 
@@ -77,16 +89,30 @@ class Supervision:
         with self._lock:
             self._verdict = self._verdict or kind
             self._ending_since = self._ending_since or time.monotonic()
+        self._kill()
+
+    def _kill(self) -> None:
+        # At one stroke first: a tree of thousands would starve us while we walk it.
+        if init := self._find_init():
+            send(init, signal.SIGKILL)
+        elif self._root and self._root_status is None:
+            send(-self._root, signal.SIGKILL)  # the group that the child began in
         kill_descendants(self._me)
 
-    def _start(self, argv: dict[str, Any], passed: tuple[int, ...]) -> None:
+    def _find_init(self) -> int | None:
+        """Bubblewrap's init, as long as it is that process."""
+        init = self._status_fd and read_bubblewrap_init(self._status_fd)
+        entry = init and read_entry(init)
+        return init if entry and entry.parent == self._root else None
+
+    def _start(self, program: dict[str, Any], passed: tuple[int, ...]) -> None:
         budget = Budget(self._limits["output_bytes"], lambda: self.stop("too_much_output"))
         pipes = [os.pipe(), os.pipe()]
         self._streams = [
             Stream(out, path=self._spec[name], tail_bytes=self._spec["tail_bytes"], budget=budget)
             for name, (out, _) in zip(("stdout", "stderr"), pipes, strict=True)
         ]
-        child = spawn(argv, stdout=pipes[0][1], stderr=pipes[1][1], passed=passed)
+        child = spawn(program, stdout=pipes[0][1], stderr=pipes[1][1], passed=passed)
         self._root = child.pid
         if self._spec["count"]:
             self._counting = self._count(child)
@@ -105,9 +131,8 @@ class Supervision:
         self._release(child)
 
     def _count(self, child: Spawned) -> Tracer | Poller:
-        own_programs = 2 if self._spec["bubblewrap"] else 1
         try:
-            return Tracer(child.pid, own_programs)
+            return Tracer(child.pid, self._own_programs)
         except OSError as error:
             return Poller(str(error), self._own_processes + 1)
 
@@ -144,7 +169,7 @@ class Supervision:
         self._ended = self._ended or time.monotonic()
         with self._lock:
             self._ending_since = self._ending_since or time.monotonic()
-        kill_descendants(self._me)
+        self._kill()
 
     def _watch_control(self) -> None:
         self.stop(sys.stdin.buffer.readline().decode().strip() or "stopped")
@@ -158,7 +183,7 @@ class Supervision:
             if self._ending_since is None:
                 self._check(entries, began)
             elif began - self._ending_since < KILL_SECONDS:
-                kill_descendants(self._me)  # again: something may have been forked since
+                self._kill()  # again: something may have been forked since
             else:
                 self._report(survivors=len(entries))
             pause = max(POLL_SECONDS, POLL_COST * (time.monotonic() - began))
@@ -166,10 +191,12 @@ class Supervision:
     def _check(self, entries: list[Entry], now: float) -> None:
         if isinstance(self._counting, Poller):
             self._counting.on_poll([entry.pid for entry in entries])
-        if self._memory.is_exceeded_by(entries):
-            self.stop("out_of_memory")
-        elif len(entries) - self._own_processes > self._limits["processes"]:
+        self._cpu_seconds = max(self._cpu_seconds, sum(entry.cpu_seconds for entry in entries))
+        # First, because the memory of thousands of processes takes long to read.
+        if len(entries) - self._own_processes > self._limits["processes"]:
             self.stop("too_many_processes")
+        elif self._memory.is_exceeded_by(entries):
+            self.stop("out_of_memory")
         elif now - self._started > self._limits["wall_seconds"]:
             self.stop("timed_out")
 
@@ -198,7 +225,8 @@ class Supervision:
         write_report(
             **self._read_outcome(stderr_tail),
             wall_seconds=wall_seconds,
-            cpu_seconds=used.ru_utime + used.ru_stime,
+            # What a killed PID namespace used is in no account, so the last sample may know more.
+            cpu_seconds=max(self._cpu_seconds, used.ru_utime + used.ru_stime),
             max_rss_bytes=max(self._memory.peak_bytes, used.ru_maxrss * 1024),
             stdout_tail=stdout_tail,
             stderr_tail=stderr_tail,
@@ -210,25 +238,21 @@ class Supervision:
         if self._verdict:
             return {"kind": self._verdict, "code": None, "signal": None, "failure": None}
         self._releasing.join(DRAIN_SECONDS)
-        status = self._status if self._status is not None else self._read_status()
-        if self._failure or status is None:
-            return {"kind": "exited", "code": 127, "signal": None, "failure": self._failure or stderr_tail.strip()}
-        code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
-        if number is None:
-            return {"kind": "exited", "code": code, "signal": None, "failure": None}
-        if number == signal.SIGKILL and read_kernel_oom_kills() > self._oom_kills:
-            return {"kind": "out_of_memory", "code": None, "signal": None, "failure": None}
-        return {"kind": "signaled", "code": None, "signal": _name(number), "failure": None}
+        if self._failure:
+            return {"failure": self._failure}
+        status = self._read_status()
+        if status is None:
+            return {"failure": stderr_tail.strip() or "bubblewrap gave no reason"}
+        oom_killed = read_kernel_oom_kills() > self._oom_kills
+        return {**describe_end(status, oom_killed=oom_killed), "failure": None}
 
     def _read_status(self) -> int | None:
-        """The child's wait status, or None when bubblewrap did not come as far as to start it."""
-        if self._status_fd is None or os.WIFSIGNALED(self._root_status):
-            return self._root_status
-        for line in os.pread(self._status_fd, 65536, 0).splitlines():
-            code = json.loads(line).get("exit-code")
-            if code is not None:
-                return code - 128 if code > 128 and _is_signal(code - 128) else code << 8
-        return None
+        if self._status is not None or self._status_fd is None:
+            return self._root_status if self._status is None else self._status
+        told = read_bubblewrap_status(self._status_fd)
+        if told is None and self._root_status is not None and os.WIFSIGNALED(self._root_status):
+            return self._root_status  # bubblewrap was killed, and told nothing
+        return told
 
     def _read_count(self) -> dict[str, Any] | None:
         counting = self._counting
@@ -255,23 +279,15 @@ def _memory_file(name: str, text: str) -> int:
     return fd
 
 
-def _is_signal(number: int) -> bool:
-    return 0 < number < signal.NSIG
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
-
-
 def _become_supervisor(parent: int) -> None:
     # What a worker ignores or blocks would be inherited by the child and break waiting for it.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Among thousands of runnable processes a fair share is none: without this, limits hold only after seconds.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     # The end of standard input tells it as well, unless another fork of the parent holds that pipe.
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

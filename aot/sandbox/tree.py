@@ -10,40 +10,47 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Entry(NamedTuple):
     pid: int
     parent: int
     rss_bytes: int
+    cpu_seconds: float  # with that of its ended and reaped children
 
 
-def read_entries() -> list[Entry]:
-    """Every process that this one can see. Those that end while being read are left out."""
-    entries = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            fd = os.open(f"/proc/{name}/stat", os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            text = os.read(fd, 4096)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
-        # The program's name may hold spaces and parentheses; the fields after the last one do not.
-        fields = text[text.rfind(b")") + 2 :].split()
-        entries.append(Entry(int(name), int(fields[1]), int(fields[21]) * PAGE_BYTES))
-    return entries
+def list_processes() -> list[int]:
+    """The processes that this one can see."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def read_entry(pid: int) -> Entry | None:
+    """None when the process is gone."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    # The program's name may hold spaces and parentheses; the fields after the last one do not.
+    fields = text[text.rfind(b")") + 2 :].split()
+    return Entry(
+        pid=pid,
+        parent=int(fields[1]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+        cpu_seconds=sum(map(int, fields[11:15])) / TICKS,
+    )
 
 
 def find_descendants(root: int) -> list[Entry]:
     """The processes below `root`, without it, parents before children."""
     children: dict[int, list[Entry]] = {}
-    for entry in read_entries():
+    for entry in filter(None, map(read_entry, list_processes())):
         children.setdefault(entry.parent, []).append(entry)
     found: list[Entry] = []
     waiting = [root]
@@ -93,6 +100,7 @@ def kill_descendants(root: int) -> int:
 
 
 def send(pid: int, number: int) -> None:
+    """Send a signal; a process, or with a negative `pid` a process group, that is gone is no error."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -1,0 +1,47 @@
+"""The `aot` command. stdout is data (`--json` everywhere), stderr is talk, exit codes are in `aot.cli.exits`."""
+
+import sys
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and leave the process with its exit code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; errors of ours are told on stderr."""
+    from aot.cli.app import create_app
+    from aot.cli.exits import Exit, exit_code_of
+    from aot.cli.output import say, say_error
+    from aot.errors import AotError
+
+    try:
+        result = create_app()(arguments, prog_name="aot", standalone_mode=False)
+        return result if isinstance(result, int) else Exit.OK
+    except AotError as error:
+        say_error(error)
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has gone, as `aot ls | head` does.
+        sys.stderr.close()
+        return Exit.OK
+    except Exception as error:
+        return _usage(error)
+
+
+def _usage(error: Exception) -> int:
+    """Typer's own errors: usage, abort. Anything else is a fault of ours and keeps its traceback."""
+    from aot.cli.exits import Exit
+    from aot.cli.output import say
+
+    kind = type(error).__name__
+    if kind in ("Abort", "Exit"):
+        return int(getattr(error, "exit_code", Exit.INTERRUPTED))
+    if hasattr(error, "format_message"):
+        say(f"error: {error.format_message()}")
+        say("  try: aot --help")
+        return Exit.BAD_INPUT
+    raise error

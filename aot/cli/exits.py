@@ -1,0 +1,44 @@
+"""Exit codes of the `aot` command: part of its contract with CI."""
+
+from enum import IntEnum
+
+from aot.errors import (
+    AotError,
+    ArtifactUnusable,
+    BuildFailed,
+    CompileFailed,
+    IntegrityFailed,
+    InvalidInput,
+    NoCompatibleArtifact,
+    RegistryError,
+    Unavailable,
+)
+
+
+class Exit(IntEnum):
+    OK = 0  # present or built
+    FAULT = 1  # ours
+    BAD_INPUT = 2
+    BUILD_FAILED = 3
+    NOTHING_FITS = 4
+    UNAVAILABLE = 5
+    INTEGRITY = 6
+    REFUSED = 7
+    INTERRUPTED = 130
+
+
+_FAMILIES: tuple[tuple[type[AotError], Exit], ...] = (
+    (BuildFailed, Exit.BUILD_FAILED),
+    (CompileFailed, Exit.BUILD_FAILED),
+    (InvalidInput, Exit.BAD_INPUT),
+    (IntegrityFailed, Exit.INTEGRITY),
+    (NoCompatibleArtifact, Exit.NOTHING_FITS),
+    (ArtifactUnusable, Exit.NOTHING_FITS),
+    (Unavailable, Exit.UNAVAILABLE),
+    (RegistryError, Exit.REFUSED),
+)
+
+
+def exit_code_of(error: AotError) -> Exit:
+    """Return the code of the first family that `error` belongs to."""
+    return next((code for family, code in _FAMILIES if isinstance(error, family)), Exit.FAULT)

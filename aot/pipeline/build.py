@@ -1,0 +1,196 @@
+"""Build: from an opened source to a proven bundle on disk, without the network (design.md, section 5)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import aot
+from aot.bundle import read_bundle, write_bundle
+from aot.client import RegistryClient
+from aot.compile.run import compile_source
+from aot.errors import QualificationFailed
+from aot.pipeline.source import OpenedSource, download
+from aot.qualify import qualify
+from aot.sandbox import Bubblewrap, list_gpu_devices
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.factor import Factor
+from aot.schema.manifest import Manifest, decode_manifest
+from aot.schema.names import Reference
+from aot.schema.profile import Profile
+from aot.schema.report import Provenance, Qualification
+from aot.schema.spec import Spec
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+ShouldStop = Callable[[], str | None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a claim asks for: a spec, the profile it names, and the key over both."""
+
+    spec: Spec
+    profile: Profile
+    build_key: BuildKey
+    factors: tuple[Factor, ...]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A bundle on this disk, ready to be uploaded. `manifest_text` are the bytes that its digest is over."""
+
+    directory: Path
+    manifest: Manifest
+    manifest_text: str
+    digest: Digest
+    paths: Mapping[Digest, Path]
+
+
+def build_bundle(
+    question: Question,
+    source: OpenedSource,
+    *,
+    scratch: Path,
+    shared_caches: Path,
+    sandbox: Bubblewrap | None,
+    builder: str,
+    on_event: OnEvent,
+    should_stop: ShouldStop,
+) -> Staged:
+    """Compile every region of `source`, prove the result in fresh processes, and stage the bundle below `scratch`.
+
+    `shared_caches` keeps what one machine and toolchain pays once: headers and ISA probes. `should_stop` ends the
+    work with CompileStopped. Raises the family CompileFailed, and InvalidInput for a recipe that cannot be honoured.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    compiled = compile_source(
+        source,
+        question.spec,
+        question.profile,
+        scratch=scratch / "compile",
+        shared_caches=shared_caches,
+        sandbox=sandbox,
+        devices=_devices(question.profile),
+        on_event=on_event,
+        should_stop=should_stop,
+    )
+    draft = Manifest(
+        namespace=question.spec.namespace,
+        name=question.spec.name,
+        build_key=question.build_key,
+        factors=question.factors,
+        spec=question.spec,
+        profile=question.profile,
+        fingerprint=compiled.fingerprint,
+        artifacts=compiled.artifacts,
+        qualification=Qualification(),
+        compile_report=compiled.report,
+        provenance=_provenance(builder),
+    )
+    return _prove(
+        draft, compiled.paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop
+    )
+
+
+def requalify_bundle(
+    question: Question,
+    source: OpenedSource,
+    *,
+    digest: Digest,
+    client: RegistryClient,
+    scratch: Path,
+    shared_caches: Path,
+    sandbox: Bubblewrap | None,
+    builder: str,
+    on_event: OnEvent,
+    should_stop: ShouldStop,
+) -> Staged:
+    """Prove again a pending bundle that somebody uploaded. What its uploader claimed of the proof is dropped."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    spec = question.spec
+    pinned = Reference(f"{spec.namespace}/{spec.name}@{digest}")
+    pushed = decode_manifest(client.resolve(pinned)[0].manifest.encode())
+    paths: dict[Digest, Path] = {}
+    links = {link.digest: link for link in client.get_download_links(digest)}
+    for blob in pushed.blobs:
+        paths[blob.digest] = scratch / "pushed" / blob.digest.hex
+        download(client, links[blob.digest], blob, paths[blob.digest])
+    draft = msgspec.structs.replace(
+        pushed,
+        qualification=Qualification(),
+        canaries=(),
+        provenance=msgspec.structs.replace(
+            pushed.provenance, builder=f"{pushed.provenance.builder}, proven by {builder}"
+        ),
+    )
+    return _prove(draft, paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop)
+
+
+def read_staged(directory: Path) -> Staged:
+    """Open a bundle on disk for upload. Raises IntegrityFailed or MalformedDocument."""
+    stored = read_bundle(directory)
+    paths = {blob.digest: stored.blob_path(blob.digest) for blob in stored.manifest.blobs}
+    return Staged(directory, stored.manifest, stored.manifest_bytes.decode(), stored.digest, paths)
+
+
+def _prove(
+    draft: Manifest,
+    paths: Mapping[Digest, Path],
+    source: OpenedSource,
+    *,
+    scratch: Path,
+    sandbox: Bubblewrap | None,
+    on_event: OnEvent,
+    should_stop: ShouldStop,
+) -> Staged:
+    on_event({"phase": "qualifying"})
+    stored = write_bundle(scratch / "draft", manifest=draft, files=paths)
+    proof = qualify(
+        stored.directory,
+        source=source,
+        spec=draft.spec,
+        profile=draft.profile,
+        scratch=scratch / "qualify",
+        sandbox=sandbox,
+        devices=_devices(draft.profile),
+        on_event=on_event,
+        should_stop=should_stop,
+    )
+    proven = msgspec.structs.replace(
+        draft, artifacts=proof.artifacts, qualification=proof.qualification, canaries=proof.canaries
+    )
+    _require_faster(proven)
+    stored = write_bundle(scratch / "bundle", manifest=proven, files={**paths, **proof.paths})
+    return read_staged(stored.directory)
+
+
+def _devices(profile: Profile) -> tuple[Path, ...]:
+    return () if profile.capability.family == "cpu" else tuple(list_gpu_devices())
+
+
+def _require_faster(manifest: Manifest) -> None:
+    if not manifest.spec.recipe.require_faster:
+        return
+    slower = [
+        f"{artifact.region or 'whole'} at {speed.point}: {speed.ratio:.2f} x eager"
+        for artifact in manifest.artifacts
+        for speed in artifact.speeds
+        if speed.ratio >= 1
+    ]
+    if slower:
+        raise QualificationFailed(
+            f"the recipe requires faster than eager, and {len(slower)} measured point(s) are not: {slower[0]}",
+            hint="drop require_faster, or change the coverage",
+            details={"slower": slower},
+        )
+
+
+def _provenance(builder: str) -> Provenance:
+    return Provenance(
+        builder=builder,
+        aot_version=aot.__version__,
+        built_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,120 @@
+"""Sources on their way: packed by whoever submits, fetched and opened by whoever builds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot.cache.incoming import incoming
+from aot.client import RegistryClient
+from aot.errors import BlobNotFound, InvalidSource
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob, FactorySource, File, ProgramSource, Source, Spec
+from aot.schema.wire.blobs import Link
+from aot.source import blob_of, pack_tree, unpack_tree
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """A source and its weights as blobs, with the place of each on this disk. `left_out`: what packing skipped."""
+
+    source: Source
+    weights: tuple[File, ...]
+    paths: Mapping[Digest, Path]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        packed = self.source.tree if isinstance(self.source, FactorySource) else self.source.program
+        return (packed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights))
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """A source on the builder's disk: an unpacked `tree` with its `entry`, or a stripped `program`."""
+
+    tree: Path | None
+    entry: str
+    program: Path | None
+    weights: tuple[Path, ...]
+
+
+def pack_factory(
+    root: Path, entry: str, *, into: Path, requirements: Sequence[str] = (), weights: Sequence[Path] = ()
+) -> PackedSource:
+    """Pack the tree at `root` into `into`. Raises InvalidSource for what cannot be packed, naming the path."""
+    if ":" not in entry:
+        raise InvalidSource(f"wanted an entry module:function, found {entry!r}", hint="for example minilm:build")
+    into.mkdir(parents=True, exist_ok=True)
+    packed = pack_tree(root, into / "source.tar")
+    source = FactorySource(tree=packed.blob, entry=entry, requirements=tuple(sorted(requirements)))
+    files, paths = _weights(weights)
+    return PackedSource(source, files, {packed.blob.digest: packed.path, **paths}, packed.left_out)
+
+
+def pack_program(
+    program: Path, *, into: Path, requirements: Sequence[str] = (), weights: Sequence[Path] = ()
+) -> PackedSource:
+    """Strip the exported program to graph, lifted constants and tensor metadata. Imports torch.
+
+    Raises InvalidSource when the file is no exported program.
+    """
+    from aot.compile.strip import strip_program
+
+    into.mkdir(parents=True, exist_ok=True)
+    stripped = into / "program.pt2"
+    strip_program(program, stripped)
+    blob = blob_of(stripped)
+    files, paths = _weights(weights)
+    source = ProgramSource(program=blob, requirements=tuple(sorted(requirements)))
+    return PackedSource(source, files, {blob.digest: stripped, **paths})
+
+
+def fetch_source(client: RegistryClient, spec: Spec, links: Sequence[Link], *, into: Path) -> OpenedSource:
+    """Fetch every blob of `spec` by its link, verified while it is written, and open the source below `into`."""
+    into.mkdir(parents=True, exist_ok=True)
+    by_digest = {link.digest: link for link in links}
+    places: dict[Digest, Path] = {}
+    for blob in spec.blobs:
+        link = by_digest.get(blob.digest)
+        if link is None:
+            raise BlobNotFound(f"the claim has no link for {blob.digest}", hint="submit the build again")
+        places[blob.digest] = into / blob.digest.hex
+        download(client, link, blob, places[blob.digest])
+    return open_source(spec, places, into=into)
+
+
+def download(client: RegistryClient, link: Link, blob: Blob, into: Path) -> None:
+    """Write the blob behind `link` to the new file `into`. Raises DigestMismatch, SizeMismatch; then no file is left."""
+    with incoming(into.parent, blob, into) as writer:
+        client.get_blob(link, writer, limit_bytes=blob.size_bytes)
+
+
+def open_source(spec: Spec, places: Mapping[Digest, Path], *, into: Path) -> OpenedSource:
+    """Open a source whose blobs lie at `places`. Raises InvalidSource for an archive that is not safe to unpack."""
+    into.mkdir(parents=True, exist_ok=True)
+    weights = tuple(_under_its_suffix(places[file.digest], file, into) for file in spec.weights)
+    if isinstance(spec.source, ProgramSource):
+        return OpenedSource(None, "", places[spec.source.program.digest], weights)
+    tree = into / "tree"
+    unpack_tree(places[spec.source.tree.digest], tree)
+    return OpenedSource(tree, spec.source.entry, None, weights)
+
+
+def _under_its_suffix(place: Path, file: File, into: Path) -> Path:
+    # Loaders go by the suffix; the file's own name is the submitter's and is not used as a path.
+    named = into / f"{file.digest.hex}.safetensors"
+    if not named.exists():
+        named.symlink_to(place.absolute())
+    return named
+
+
+def _weights(paths: Sequence[Path]) -> tuple[tuple[File, ...], dict[Digest, Path]]:
+    files: list[File] = []
+    places: dict[Digest, Path] = {}
+    for path in paths:
+        if path.suffix != ".safetensors":
+            raise InvalidSource(f"weights must be safetensors files, found {path.name}", hint="convert the checkpoint")
+        blob = blob_of(path)
+        files.append(File(path=path.name, digest=blob.digest, size_bytes=blob.size_bytes))
+        places[blob.digest] = path
+    return tuple(files), places

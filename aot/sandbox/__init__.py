@@ -1,0 +1,26 @@
+"""Children with limits, isolated where bubblewrap works: compile, proof and local build run in them."""
+
+from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, NoSandbox, find_sandbox, list_gpu_devices
+from aot.sandbox.child import run_child
+from aot.sandbox.events import EVENTS_FD, write_event
+from aot.sandbox.exit import ChildExit, CountedBy, ExitKind, ProcessCount, Program
+from aot.sandbox.limits import Limits, SandboxKind
+
+__all__ = [
+    "EVENTS_FD",
+    "Bind",
+    "BindMode",
+    "Bubblewrap",
+    "ChildExit",
+    "CountedBy",
+    "ExitKind",
+    "Limits",
+    "NoSandbox",
+    "ProcessCount",
+    "Program",
+    "SandboxKind",
+    "find_sandbox",
+    "list_gpu_devices",
+    "run_child",
+    "write_event",
+]

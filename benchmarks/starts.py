@@ -1,0 +1,91 @@
+"""Times fresh processes from outside: the clock starts before the spawn and stops when `first-output` arrives."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aot.sandbox import Limits, run_child
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One process: seconds to its first output, and what it said."""
+
+    seconds: float
+    first: dict[str, Any]
+    measured: dict[str, Any]
+    done: dict[str, Any]
+
+
+def start_child(arguments: Sequence[str], environ: Mapping[str, str]) -> Start:
+    """Run one child to its end. Raises RuntimeError with the end of its stderr when it fails."""
+    with tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.child", *arguments],
+            cwd=ROOT,
+            env=dict(environ),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        assert process.stdout is not None
+        said: dict[str, dict[str, Any]] = {}
+        seconds = 0.0
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            event = json.loads(line)
+            if event["event"] == "first-output":
+                seconds = time.perf_counter() - started
+            said[event["event"]] = event
+        if process.wait() != 0 or "done" not in said:
+            errors.seek(0)
+            tail = errors.read().decode(errors="replace")[-3000:]
+            raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}:\n{tail}")
+    return Start(seconds, said["first-output"], said.get("measured", {}), said["done"])
+
+
+def count_processes(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Run one child again and return every program that it started, counted from outside."""
+    with tempfile.TemporaryDirectory() as scratch:
+        ended = run_child(
+            [sys.executable, "-m", "benchmarks.child", *arguments],
+            cwd=ROOT,
+            env=environ,
+            limits=Limits(
+                wall_seconds=600, memory_bytes=16 << 30, processes=256, output_bytes=64 << 20, disk_bytes=None
+            ),
+            sandbox=None,
+            writable=(Path(scratch),),
+            count_processes=True,
+        )
+    assert ended.processes is not None
+    return [str(program.path) for program in ended.processes.programs[1:]]
+
+
+def clean_environ(cache: Path, **extra: str) -> dict[str, str]:
+    """An environment with compiler caches of its own below `cache`, and nothing of ours but `extra`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AOT_", "TORCHINDUCTOR_", "TRITON_")) and name != "TMPDIR"
+    }
+    (cache / "tmp").mkdir(parents=True, exist_ok=True)
+    return {**kept, "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TMPDIR": str(cache / "tmp"), **extra}
+
+
+def median_ratio(ours: Sequence[float], eager: Sequence[float]) -> tuple[float, float, float]:
+    """Median, smallest and largest of the paired ratios."""
+    ratios = sorted(one / other for one, other in zip(ours, eager, strict=True))
+    return statistics.median(ratios), ratios[0], ratios[-1]

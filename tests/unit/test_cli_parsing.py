@@ -1,0 +1,119 @@
+import pytest
+
+from aot.cli.builds import make_recipe, parse_dimension, parse_option
+from aot.cli.exits import Exit, exit_code_of
+from aot.cli.output import size, table
+from aot.errors import (
+    AotError,
+    BindingFailed,
+    BuildFailed,
+    BundleNotFound,
+    CompileTimedOut,
+    DigestMismatch,
+    Forbidden,
+    InvalidInput,
+    MalformedDocument,
+    NoCompatibleArtifact,
+    QualificationFailed,
+    RateLimited,
+    RegistryUnreachable,
+    SignatureRejected,
+    error_classes,
+)
+from aot.schema.recipe import Dimension, Mode, Regions
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension"),
+    [
+        ("batch=1..32", Dimension(name="batch", low=1, high=32)),
+        ("batch=4..", Dimension(name="batch", low=4)),
+        ("width=8..64/8", Dimension(name="width", low=8, high=64, multiple_of=8)),
+        ("length=128,512", Dimension(name="length", buckets=(128, 512))),
+        ("batch=8", Dimension(name="batch", low=8, high=8)),
+    ],
+)
+def test_a_dimension_is_read(text: str, dimension: Dimension) -> None:
+    assert parse_dimension(text) == dimension
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=", "batch=a..b", "=1..2", "batch=1,2/8", "batch=1..2/x"])
+def test_a_dimension_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="wanted a dimension"):
+        parse_dimension(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("epilogue_fusion=true", ("epilogue_fusion", True)),
+        ("cpp.threads=4", ("cpp.threads", 4)),
+        ("max_autotune_gemm_backends=ATEN,CPP", ("max_autotune_gemm_backends", "ATEN,CPP")),
+        ("x=null", ("x", None)),
+    ],
+)
+def test_an_inductor_option_is_read(text: str, option: tuple[str, object]) -> None:
+    assert parse_option(text) == option
+
+
+@pytest.mark.parametrize("text", ["epilogue_fusion", "=1", "x=[1]", 'x={"a":1}'])
+def test_an_option_that_is_no_single_value_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_option(text)
+
+
+def test_a_recipe_is_made_of_its_options() -> None:
+    recipe = make_recipe(
+        mode="default", dimensions=["batch=1..4"], options=["x=1"], regions="auto", freeze=True, require_faster=True
+    )
+    assert (recipe.mode, recipe.regions, recipe.freeze, recipe.require_faster) == (
+        Mode.DEFAULT,
+        Regions.AUTO,
+        True,
+        True,
+    )
+    assert recipe.dimensions == (Dimension(name="batch", low=1, high=4),)
+
+
+def test_an_unknown_mode_names_the_known_ones() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        make_recipe(mode="fastest", dimensions=[], options=[], regions="whole", freeze=False, require_faster=False)
+    assert "max-autotune" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MalformedDocument, 2),
+        (BuildFailed, 3),
+        (CompileTimedOut, 3),
+        (QualificationFailed, 3),
+        (NoCompatibleArtifact, 4),
+        (BindingFailed, 4),
+        (RegistryUnreachable, 5),
+        (RateLimited, 5),
+        (DigestMismatch, 6),
+        (SignatureRejected, 6),
+        (Forbidden, 7),
+        (BundleNotFound, 7),
+    ],
+)
+def test_exit_codes_are_those_of_the_contract(error: type[AotError], code: int) -> None:
+    assert exit_code_of(error("no")) == code
+
+
+def test_every_error_has_an_exit_code_of_its_family() -> None:
+    faults = {kind for kind in error_classes() if exit_code_of(kind("no")) is Exit.FAULT}
+    assert faults <= {AotError} | {kind for kind in faults if kind.code == "guard-failed"}
+
+
+def test_sizes_and_tables_read_well() -> None:
+    assert [size(count) for count in (0, 999, 1500, 2_300_000, 5_000_000_000_000)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.3 MB",
+        "5000.0 GB",
+    ]
+    assert table(("a", "bb"), [("xxx", "y")]) == ["a    bb", "xxx  y"]
+    assert table(("a",), []) == []
