@@ -39,7 +39,7 @@ def main() -> None:
             with open(options.file, "wb") as file:
                 file.write(content)
     counters = getattr(run, "counters", None)
-    _say("done", counters=counters, reasons=list(getattr(run, "reasons", ())), miss=getattr(run, "last_miss", ""))
+    _say("done", counters=counters, tuned=_tuned(), reasons=list(getattr(run, "reasons", ())), miss=getattr(run, "last_miss", ""))
 
 
 def _parse() -> argparse.Namespace:
@@ -97,6 +97,12 @@ def _errors(run: Any, module: Any, inputs: Any, torch: Any) -> dict[str, float]:
         "error": float((run(*inputs).double() - reference).abs().max()),
         "eager_error": float((module(*inputs).double() - reference).abs().max()),
     }
+
+
+def _tuned() -> int | None:
+    """How many choices the compiler of this process timed; None where it has none."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return None if utils is None else int(utils.counters["inductor"]["select_algorithm_autotune"])
 
 
 def _spans(marks: dict[str, float]) -> dict[str, float]:

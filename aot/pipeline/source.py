@@ -45,10 +45,10 @@ def pack_factory(
     if ":" not in entry:
         raise InvalidSource(f"wanted an entry module:function, found {entry!r}", hint="for example minilm:build")
     into.mkdir(parents=True, exist_ok=True)
-    packed = pack_tree(root, into / "source.tar")
+    packed = pack_tree(root, into)
     source = FactorySource(tree=packed.blob, entry=entry, requirements=tuple(sorted(requirements)))
     files, paths = _weights(weights)
-    return PackedSource(source, files, {packed.blob.digest: packed.path, **paths}, packed.left_out)
+    return PackedSource(source, files, {packed.blob.digest: packed.path, **paths}, tuple(map(str, packed.left_out)))
 
 
 def pack_program(

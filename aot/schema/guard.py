@@ -27,8 +27,11 @@ class InputGuard(Document, kw_only=True):
     | equal      | dimension `dim` equals dimension `other[1]` of input `other[0]`                  |
     | divisible  | dimension `dim` is a multiple of `low`                                           |
     | expression | `value` is true: arithmetic and comparisons over `s[input][dim]` sizes           |
-    | stride     | its strides are `strides`: an integer, or an expression over sizes `s[i][d]`     |
+    | stride     | its strides are `strides`: an integer, or an expression over sizes `s[i][d]`;    |
+    |            | a dimension of one element has no stride to compare                              |
     | no-grad    | a call does not record gradients                                                 |
+    | no-autocast| autocast is off: the program was compiled without it                             |
+    | apart      | input `input`, which the program writes into, shares no memory with another      |
     """
 
     kind: str

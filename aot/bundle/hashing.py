@@ -1,0 +1,27 @@
+"""Digests of files, while they stream. The lowest part of `aot.bundle`."""
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob
+
+CHUNK_BYTES = 1 << 20
+
+
+def blob_of(path: Path) -> Blob:
+    """Return digest and size of the file at `path`. Raises OSError."""
+    with path.open("rb") as file:
+        return blob_in(file)
+
+
+def blob_in(file: BinaryIO) -> Blob:
+    """Return digest and size of what is left of `file`."""
+    running, size_bytes = hashlib.sha256(), 0
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        running.update(view[:count])
+        size_bytes += count
+    return Blob(digest=Digest.from_hex(running.hexdigest()), size_bytes=size_bytes)

@@ -1,0 +1,33 @@
+"""Node facts: what holds for every container on the host."""
+
+from aot.environment.cgroup import memory_limit_bytes
+from aot.environment.cpu import Cpus
+from aot.environment.host import Host
+from aot.environment.nvidia import observe_nvidia
+from aot.schema.environment import NodeFacts
+
+
+def observe_node(host: Host | None = None) -> NodeFacts:
+    """Return CPU, memory (with this container's limit, where there is one), kernel, NVIDIA driver and cards."""
+    host = host or Host()
+    cpus = Cpus.read(host)
+    driver, gpus = observe_nvidia(host)
+    return NodeFacts(
+        machine=host.machine,
+        cpu=cpus.capability,
+        cpu_model=cpus.model,
+        cpu_features=cpus.features,
+        memory_bytes=_memory_bytes(host),
+        kernel=(host.text("/proc/sys/kernel/osrelease") or "").strip() or None,
+        driver=driver,
+        gpus=gpus,
+    )
+
+
+def _memory_bytes(host: Host) -> int | None:
+    sizes = [memory_limit_bytes(host)]
+    for line in (host.text("/proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal" and value.split()[:1] and value.split()[0].isdecimal():
+            sizes.append(int(value.split()[0]) * 1024)
+    return min((size for size in sizes if size is not None), default=None)
