@@ -1,0 +1,94 @@
+"""Celery's settings, one function for both ends: the registry sends, the worker consumes.
+
+Pure, and without Celery: neither side may import the other. A message only says "look at build N" (design.md,
+section 4), so nothing here tries to make messages safe; lost ones are sent again by the sweeper.
+"""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aot.errors import InvalidConfig
+
+BUILD_TASK = "aot.build"
+# Above the longest compile: a message that is still being worked on must not be handed out again.
+VISIBILITY_SECONDS = 24 * 3600
+CONNECT_SECONDS = 5.0
+_SCHEMES = ("filesystem", "redis", "rediss", "sentinel", "amqp", "amqps", "memory")
+_FILESYSTEM = "filesystem://"
+
+
+def celery_settings(broker_url: str, *, data_dir: Path) -> dict[str, Any]:
+    """Return Celery's configuration for `broker_url`; `filesystem://` or empty for the embedded default.
+
+    The directories of the filesystem transport (`data_dir/queue`, or the URL's path) are for `make_folders` to make.
+    Raises InvalidConfig for a broker that is not supported.
+    """
+    url = broker_url or _FILESYSTEM
+    scheme = urlsplit(url).scheme
+    if scheme not in _SCHEMES:
+        raise InvalidConfig(
+            f"AOT_BROKER_URL begins with {scheme or 'nothing'}://",
+            hint="leave it empty for the embedded queue, or write redis://host:6379/0 or amqp://host//",
+        )
+    return {
+        "broker_url": _FILESYSTEM if scheme == "filesystem" else url,
+        "broker_transport_options": _transport_options(scheme, url, data_dir),
+        "broker_connection_timeout": CONNECT_SECONDS,
+        "broker_connection_retry_on_startup": True,
+        # The database decides: no results, no events, no orders from worker to worker.
+        "task_ignore_result": True,
+        "worker_enable_remote_control": False,
+        "worker_send_task_events": False,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_hijack_root_logger": False,
+        "enable_utc": True,
+    }
+
+
+def folders_of(settings: dict[str, Any]) -> tuple[Path, ...]:
+    """The directories that the filesystem transport needs; none for other transports."""
+    options = settings["broker_transport_options"]
+    names = ("data_folder_in", "control_folder", "processed_folder")
+    return tuple(Path(options[name]) for name in names if name in options)
+
+
+def make_folders(settings: dict[str, Any]) -> None:
+    """Make them. Raises InvalidConfig when they cannot be."""
+    for folder in folders_of(settings):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(
+                f"could not make the queue's directory {folder}: {error.strerror or error}",
+                hint="set AOT_DATA_DIR to a directory that this process may write",
+            ) from error
+
+
+def _transport_options(scheme: str, url: str, data_dir: Path) -> dict[str, Any]:
+    match scheme:
+        case "filesystem":
+            root = Path(url.removeprefix(_FILESYSTEM) or data_dir / "queue").absolute()
+            messages = str(root / "messages")
+            return {
+                "data_folder_in": messages,
+                "data_folder_out": messages,
+                "control_folder": str(root / "control"),
+                # Kept in this directory instead of /tmp: the move that takes a message is a rename then, and
+                # only one consumer can win it.
+                "processed_folder": str(root / "taken"),
+                "store_processed": True,
+            }
+        case "redis" | "rediss" | "sentinel":
+            return {
+                "visibility_timeout": VISIBILITY_SECONDS,
+                # Every look for abandoned messages is a real one, not every tenth.
+                "unacked_restore_throttle": 1,
+                "socket_connect_timeout": CONNECT_SECONDS,
+                "socket_keepalive": True,
+            }
+    return {}

@@ -1,0 +1,68 @@
+"""What a refusal means: the registry's own body, an object store's XML, or something in between that is neither."""
+
+import re
+
+from aot.client.transport import Reply
+from aot.errors import (
+    AotError,
+    BlobNotFound,
+    DigestMismatch,
+    Forbidden,
+    MalformedDocument,
+    RateLimited,
+    RegistryError,
+    RegistryUnreachable,
+    StorageUnavailable,
+)
+from aot.schema.codec import decode
+from aot.schema.wire.errors import ErrorBody
+
+_XML_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
+_XML_MESSAGE = re.compile(rb"<Message>([^<]{0,300})</Message>")
+_WRONG_BYTES = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+_PASSING = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict"}
+
+
+def error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:
+    """The error that the registry's answer stands for."""
+    try:
+        return decode(answer, ErrorBody).to_error()
+    except MalformedDocument:
+        pass
+    kind = reply.headers.get("content-type", "no content type")
+    message = f"{wish} was answered {reply.status} with {kind}, not by a registry"
+    if reply.status == 429:
+        return RateLimited(message, hint="a proxy limits requests", details=_retry_after(reply))
+    if reply.status >= 500:
+        # A load balancer whose registry is gone.
+        return RegistryUnreachable(message, hint="see whether the registry runs", details=_retry_after(reply))
+    return RegistryError(message, hint="check AOT_URL: something else answers there")
+
+
+def blob_error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:
+    """The error that the answer to a blob's link stands for."""
+    try:
+        return decode(answer, ErrorBody).to_error()
+    except MalformedDocument:
+        pass
+    code = _first(_XML_CODE, answer)
+    said = f"{wish} was answered {reply.status}" + (f" {code}: {_first(_XML_MESSAGE, answer)}" if code else "")
+    if code in _WRONG_BYTES:
+        return DigestMismatch(said, hint="the file changed while it was sent; make its digest again")
+    if code in _PASSING or reply.status == 429 or reply.status >= 500:
+        return StorageUnavailable(said, hint="the object store is busy", details=_retry_after(reply))
+    if reply.status == 404:
+        return BlobNotFound(said, hint="the blob was deleted or never uploaded")
+    if reply.status in (401, 403):
+        return Forbidden(said, hint="links expire: ask the registry for a new one; if it repeats, compare the clocks")
+    return RegistryError(said, hint="the link does not lead to a blob store")
+
+
+def _first(shape: re.Pattern[bytes], answer: bytes) -> str:
+    found = shape.search(answer)
+    return found[1].decode(errors="replace") if found else ""
+
+
+def _retry_after(reply: Reply) -> dict[str, float]:
+    seconds = reply.headers.get("retry-after", "")
+    return {"retry_after_seconds": float(seconds)} if seconds.isdigit() else {}

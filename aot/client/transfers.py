@@ -1,0 +1,117 @@
+"""Sets of blobs at once: whatever is missing, in parallel, and no work after the first failure."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar, cast
+
+from aot.cache import Incoming, LocalCache
+from aot.client.blobs import get_blob, put_blob
+from aot.client.retry import RetryPolicy
+from aot.client.transport import Transport
+from aot.errors import BlobNotFound, InvalidSource
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob
+from aot.schema.wire.blobs import Link
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def fetch_blobs(
+    transport: Transport,
+    blobs: Iterable[Blob],
+    links: Iterable[Link],
+    cache: LocalCache,
+    *,
+    workers: int,
+    timeout_seconds: float,
+    retry: RetryPolicy,
+) -> tuple[Path, ...]:
+    """Make sure that `cache` holds every blob, and return their paths in order.
+
+    Sizes come from `blobs`, which the caller has from a verified manifest; a link only says where. What is there
+    already needs no link. Raises BlobNotFound for a blob without one, and the first error of any transfer.
+    """
+    by_digest = {link.digest: link for link in links}
+    wanted = tuple(blobs)
+
+    def fetch(blob: Blob, stopped: Callable[[], bool]) -> Path:
+        def receive(into: Incoming) -> None:
+            link = by_digest.get(blob.digest)
+            if link is None:
+                raise BlobNotFound(f"the registry gave no link to {blob.digest}", hint="it may have been deleted")
+            get_blob(
+                transport,
+                link,
+                into,
+                limit_bytes=blob.size_bytes,
+                timeout_seconds=timeout_seconds,
+                retry=retry,
+                stopped=stopped,
+            )
+
+        return cache.ensure(blob, receive)
+
+    # Held meanwhile: another process that evicts could otherwise take the first while the last arrives.
+    with cache.hold(blob.digest for blob in wanted):
+        return in_parallel(fetch, wanted, workers=workers)
+
+
+def upload_blobs(
+    transport: Transport,
+    links: Iterable[Link],
+    files: Mapping[Digest, Path],
+    *,
+    workers: int,
+    timeout_seconds: float,
+    retry: RetryPolicy,
+) -> None:
+    """Put the file of every link, found by its digest in `files`. Raises the first error of any transfer."""
+
+    def put(link: Link, stopped: Callable[[], bool]) -> None:
+        path = files.get(link.digest)
+        if path is None:
+            raise InvalidSource(f"there is no file for {link.digest}", hint="pass every blob that was announced")
+        if not stopped():
+            put_blob(transport, link, path, timeout_seconds=timeout_seconds, retry=retry)
+
+    in_parallel(put, tuple(links), workers=workers)
+
+
+def in_parallel(work: Callable[[T, Callable[[], bool]], U], items: tuple[T, ...], *, workers: int) -> tuple[U, ...]:
+    """Apply `work` to every item in at most `workers` threads, and return the results in order.
+
+    The first error stops the rest, and is raised; so does an interrupt of the calling thread. `work` is handed a
+    function that tells when to stop.
+    """
+    results: dict[int, U] = {}
+    failures: list[BaseException] = []
+    stop = threading.Event()
+    pending = iter(enumerate(items))
+    taking = threading.Lock()
+
+    def run() -> None:
+        while not stop.is_set():
+            with taking:
+                index, item = next(pending, (-1, None))
+            if index < 0:
+                return
+            try:
+                results[index] = work(cast(T, item), stop.is_set)
+            except BaseException as error:
+                failures.append(error)  # before the rest is stopped: the first of the list is the cause
+                stop.set()
+
+    # Daemons: an interrupted program does not wait for the timeout of a silent connection.
+    threads = [threading.Thread(target=run, name="aot-transfer", daemon=True) for _ in items[:workers]]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+    if failures:
+        raise failures[0]
+    return tuple(results[index] for index in range(len(items)))

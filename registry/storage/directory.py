@@ -1,0 +1,128 @@
+"""Blobs in a directory, the embedded default: `root/ab/cdef…`, read-only files that appear by rename."""
+
+import contextlib
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+from aot.errors import AotError, BlobNotFound, InvalidConfig, StorageUnavailable
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob
+from aot.schema.wire.blobs import Link
+from registry.storage.measure import Measure
+from registry.storage.signing import LinkSigner
+
+INCOMING = "incoming"
+ABANDONED_AFTER_SECONDS = 24 * 3600.0
+
+
+class DirectoryBlobStore:
+    """One directory on a local disk; several processes of one host may share it."""
+
+    enforces_checksum = True
+
+    def __init__(self, root: Path, signer: LinkSigner) -> None:
+        self.root = root
+        self.signer = signer
+
+    def stat(self, digest: Digest) -> int | None:
+        try:
+            return self._path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _storage_error(error, f"look for {digest}") from error
+
+    def upload_link(self, blob: Blob, *, expires_in: timedelta) -> Link:
+        return self.signer.link(blob, "PUT", expires_in=expires_in)
+
+    def download_link(self, blob: Blob, *, expires_in: timedelta) -> Link:
+        return self.signer.link(blob, "GET", expires_in=expires_in)
+
+    def open(self, digest: Digest) -> BinaryIO:
+        try:
+            return self._path(digest).open("rb")
+        except FileNotFoundError:
+            raise BlobNotFound(f"the blob store does not hold {digest}", hint="upload it first") from None
+        except OSError as error:
+            raise _storage_error(error, f"read {digest}") from error
+
+    def delete(self, digest: Digest) -> None:
+        try:
+            self._path(digest).unlink(missing_ok=True)
+        except OSError as error:
+            raise _storage_error(error, f"delete {digest}") from error
+
+    @contextmanager
+    def incoming(self, blob: Blob) -> Iterator[Measure]:
+        """Write a blob; leaving the block verifies, syncs and renames it. On any failure nothing is left."""
+        temporary: Path | None = None
+        try:
+            (self.root / INCOMING).mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self.root / INCOMING)
+            temporary = Path(name)
+            with os.fdopen(descriptor, "wb") as file:
+                measure = Measure(blob, file)
+                yield measure
+                measure.finish()
+                file.flush()
+                os.fsync(file.fileno())
+            self._adopt(temporary, blob)
+        except OSError as error:
+            raise _storage_error(error, f"store {blob.digest}") from error
+        finally:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+    def sweep_incoming(self, *, older_than_seconds: float = ABANDONED_AFTER_SECONDS) -> int:
+        """Remove the unfinished uploads that a crash left behind, and return how many there were."""
+        removed = 0
+        for path in (self.root / INCOMING).glob("*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > older_than_seconds:
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _adopt(self, temporary: Path, blob: Blob) -> None:
+        final = self._path(blob.digest)
+        if self.stat(blob.digest) == blob.size_bytes:
+            return  # create if absent: a second upload of the same bytes changes nothing
+        # A file of another size under this name was damaged on disk; the right bytes replace it.
+        final.parent.mkdir(exist_ok=True)
+        temporary.chmod(0o444)
+        temporary.rename(final)
+        _sync_directory(final.parent)
+
+    def _path(self, digest: Digest) -> Path:
+        return self.root / digest.hex[:2] / digest.hex[2:]
+
+
+def _sync_directory(path: Path) -> None:
+    # Without it, a power cut may forget the rename although the bytes are on disk.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _storage_error(error: OSError, wish: str) -> AotError:
+    reason = error.strerror or str(error)
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return StorageUnavailable(
+                f"could not {wish}: {reason}", hint="free space in the registry's data directory; uploads are retried"
+            )
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return InvalidConfig(
+                f"could not {wish}: {reason}", hint="the registry must be able to write its data directory"
+            )
+    return StorageUnavailable(f"could not {wish}: {reason}", hint="check the disk of the registry's data directory")
