@@ -36,8 +36,8 @@ class _Slot:
     __slots__ = ("input_address", "inputs", "output_address", "outputs")
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
-        self.inputs = (ctypes.c_void_p * max(1, num_inputs))()
-        self.outputs = (ctypes.c_void_p * max(1, num_outputs))()
+        self.inputs = (ctypes.c_void_p * num_inputs)()
+        self.outputs = (ctypes.c_void_p * num_outputs)()
         self.input_address = ctypes.addressof(self.inputs)
         self.output_address = ctypes.addressof(self.outputs)
 
@@ -69,9 +69,7 @@ class Container:
         self._prepare_calls()
 
     @classmethod
-    def open(
-        cls, path: Path, *, device: str, cubins: Path | None = None, num_models: int | None = None
-    ) -> Self:
+    def open(cls, path: Path, *, device: str, cubins: Path | None = None, num_models: int | None = None) -> Self:
         """Map the shared object at `path` and create its models for `device` ("cpu", "cuda:0").
 
         `cubins` is the directory of the kernels; the shared object's own when left out. `num_models` is how many
@@ -79,17 +77,19 @@ class Container:
         is never unmapped, and a path that was mapped before gives the bytes of that time.
         Raises LoadFailed.
         """
-        family = device.partition(":")[0]
-        count = num_models or min(len(sched_getaffinity(0)), MOST_MODELS.get(family, 1))
         interface = open_interface(path)
+        device = _with_index(device)
+        most = MOST_MODELS.get(device.partition(":")[0], 1)
+        count = num_models or min(len(sched_getaffinity(0)), most)
         handle = interface.create(device, cubins or path.parent, count)
         return cls(interface, handle, device=device, num_models=count)
 
     def bind(self, tensors: Mapping[str, "Tensor"]) -> None:
         """Let the program use `tensors` (by the constants' `fqn`) in place: no copy, later writes are seen.
 
-        Waits for calls in flight and holds later ones back. Binding again drops the earlier tensors. Only names and
-        dtypes are checked here; shapes, strides and devices are `aot.runtime.binding`'s to check before.
+        Waits for calls in flight and holds later ones back. Binding again drops the earlier tensors; on a GPU, kernels
+        of other streams may still be reading them, as when a module's weights are replaced. Only names and dtypes are
+        checked here; shapes, strides and devices are `aot.runtime.binding`'s to check before.
         Raises BindingFailed; the earlier binding, if any, then stays.
         """
         wanted = [slot for slot in self.constants if not slot.folded]
@@ -105,9 +105,9 @@ class Container:
             slots = self._take_slots()
             try:
                 self._interface.bind(handle, [slot.name for slot in wanted], fresh.handles)
-            except BindingFailed:
-                fresh.release()
+            except BaseException:
                 self._return_slots(slots if self._bound else ())
+                fresh.release()
                 raise
             earlier, self._bound = self._bound, fresh
             self._return_slots(slots)
@@ -157,10 +157,10 @@ class Container:
     def close(self) -> None:
         """Wait for calls in flight, delete the models and let go of the bound tensors; twice is harmless."""
         with self._lock:
-            handle, self._handle = self._handle, None
-            if handle is None:
+            if self._handle is None:
                 return
-            self._take_slots()
+            self._take_slots()  # first: a call in flight still uses the handle
+            handle, self._handle = self._handle, None
             bound, self._bound = self._bound, None
             self._interface.delete(handle)
             self._return_slots(())
@@ -182,16 +182,16 @@ class Container:
         self._from_capsules = _aoti.alloc_tensors_by_stealing_from_void_ptrs
         self._address_of = capsule_address()
         self._capsule_of = capsule_maker()
-        self._no_outputs = (None,) * self.num_outputs
 
     def _call(self, function: Any, slot: _Slot, tensors: Sequence["Tensor"]) -> tuple["Tensor | None", ...]:
         if len(tensors) != self.num_inputs:
             raise RunFailed(f"wanted {self.num_inputs} input tensor(s), found {len(tensors)}")
         try:
             capsules = self._to_capsules(tensors)
-        except TypeError as error:
+        except TypeError:
             found = ", ".join(type(tensor).__name__ for tensor in tensors)
-            raise RunFailed(f"wanted tensors as flat inputs, found {found}") from error
+            # Not chained: pybind's message prints the tensors' values.
+            raise RunFailed(f"wanted tensors as flat inputs, found {found}") from None
         # From here on the handles are the object's: it frees them, also when it fails.
         inputs, address_of = slot.inputs, self._address_of
         for index, capsule in enumerate(capsules):
@@ -200,13 +200,11 @@ class Container:
         failed = function(
             self._handle, slot.input_address, self.num_inputs, slot.output_address, self.num_outputs, stream, None
         )
-        # An output that is None is not written at all: without this its place would keep the handle of the call
-        # before. One handle may stand twice, so all of them are taken over together.
-        handles = slot.outputs[:]
-        slot.outputs[:] = self._no_outputs
         if failed:
             raise RunFailed(f"the compiled program failed: {self._interface.last_error()}")
-        capsule_of = self._capsule_of
+        # An output that is None is never written: its place stays empty. One handle may stand at several places, so
+        # all of them are taken over in one go, which knows.
+        capsule_of, handles = self._capsule_of, slot.outputs[:]
         return tuple(
             self._from_capsules([None if handle is None else capsule_of(handle, None, None) for handle in handles])
         )
@@ -259,6 +257,13 @@ class _Bound:
         self._aliases, self._capsules, self.handles = [], [], []
 
 
+def _with_index(device: str) -> str:
+    """Return `device` with the number of the caller's current GPU where it says only "cuda"."""
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
+
+
 def _stream_reader(device: str) -> Callable[[], int] | None:
     """Return what reads the caller's current stream on `device`; None where there are no streams."""
     import torch
@@ -266,5 +271,4 @@ def _stream_reader(device: str) -> Callable[[], int] | None:
     parsed = torch.device(device)
     if parsed.type != "cuda":
         return None
-    index = torch.cuda.current_device() if parsed.index is None else parsed.index
-    return partial(torch._C._cuda_getCurrentRawStream, index)
+    return partial(torch._C._cuda_getCurrentRawStream, parsed.index)

@@ -5,6 +5,7 @@ torch that built it, so those that not every supported release has are looked up
 """
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_bool, c_char_p, c_int32, c_size_t, c_void_p
 from pathlib import Path
@@ -31,7 +32,11 @@ _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "AOTInductorModelContainerGetConstantDataSize": (c_void_p, c_size_t, c_void_p),
     "AOTInductorModelContainerGetConstantFromFolded": (c_void_p, c_size_t, c_void_p),
     "AOTInductorGetLastError": (c_void_p,),
+    # Of libtorch, which is found through the object (torch/csrc/stable/c/shim.h).
+    "torch_exception_get_what_without_backtrace": (),
 }
+# The place in the generated source, which names the builder's directories.
+_PLACE = re.compile(r" at (/\S*/)?\S+, line \d+")
 
 
 class _Pair(ctypes.Structure):
@@ -56,6 +61,7 @@ class Interface:
                     f"{path.name} has no {name}", hint="it is no AOTInductor object, or of a torch older than 2.11"
                 ) from None
             call.argtypes = arguments
+            call.restype = c_char_p if name.startswith("torch_exception") else c_int32
             self._calls[name] = call
         self.run = self._calls["AOTInductorModelContainerRun"]
         self.run_single_threaded = self._calls["AOTInductorModelContainerRunSingleThreaded"]
@@ -102,12 +108,19 @@ class Interface:
         return int(value.value)
 
     def last_error(self) -> str:
-        """Return the text of this thread's last failed call; objects built before torch 2.13 only print it."""
+        """Return why this thread's last call failed, without source places; older objects only print it."""
         ask = self._calls.get("AOTInductorGetLastError")
         text = c_char_p()
         if ask is None or ask(byref(text)) or not text.value:
             return "the reason was printed on this process's stderr"
-        return text.value.decode(errors="replace")
+        reason = _PLACE.sub("", text.value.decode(errors="replace"))
+        call, failed, _ = reason.partition(" API call failed")
+        if not failed:
+            return reason
+        # One of torch's functions refused; the object knows only which, torch also knows why.
+        why = self._calls.get("torch_exception_get_what_without_backtrace")
+        cause = (why() or b"").decode(errors="replace") if why is not None else ""
+        return f"{call.partition('(')[0]}: {cause.strip()}" if cause else reason
 
     def _ask(self, name: str, value: Any, *arguments: int) -> None:
         if self._calls[name](*arguments, byref(value)):
