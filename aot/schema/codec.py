@@ -82,7 +82,9 @@ def malformed(error: Exception, what: str) -> MalformedDocument:
 
 def parse_text(kind: type, value: Any) -> Any:
     """msgspec's hook for the types that are written as one string."""
-    if isinstance(kind, type) and issubclass(kind, Text) and isinstance(value, str):
+    if isinstance(kind, type) and issubclass(kind, Text):
+        if not isinstance(value, str):
+            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
         try:
             return kind.parse(value)
         except InvalidInput as error:

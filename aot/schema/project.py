@@ -42,11 +42,30 @@ def decode_project(content: str) -> Project:
             f"aot.toml is not TOML: {error}", hint="see the README's example", details={"path": "$"}
         ) from error
     project = convert(table, Project, what="aot.toml")
+    if not project.models:
+        raise _wrong("aot.toml names no model", hint="add a [[models]] table", path="$.models")
+    targets: set[tuple[Name, Name, Tag]] = set()
     for index, model in enumerate(project.models):
+        path = f"$.models[{index}]"
         if (model.entry is None) == (model.program is None):
-            raise MalformedDocument(
+            raise _wrong(
                 f"model {model.name} must have either `entry` or `program`",
                 hint='entry = "module:function" for a factory, program = "file.pt2" for an exported program',
-                details={"path": f"$.models[{index}]"},
+                path=path,
             )
+        for key, values in (("profiles", model.profiles), ("tags", model.tags)):
+            if not values:
+                raise _wrong(f"model {model.name} has no {key}", hint=f"name one in `{key}`", path=f"{path}.{key}")
+        for target in ((model.name, profile, tag) for profile in model.profiles for tag in model.tags):
+            if target in targets:
+                raise _wrong(
+                    f"model {target[0]} is listed twice for profile {target[1]} under tag {target[2]}",
+                    hint="give the second one a tag of its own: a tag stands for one bundle a profile",
+                    path=path,
+                )
+            targets.add(target)
     return project
+
+
+def _wrong(message: str, *, hint: str, path: str) -> MalformedDocument:
+    return MalformedDocument(message, hint=hint, details={"path": path})

@@ -1,0 +1,1 @@
+"""The registry: HTTP service over SQL rows, a blob store and a queue. It never imports `worker`."""

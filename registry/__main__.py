@@ -1,0 +1,198 @@
+"""`python -m registry`: serve, sweep, migrate, token create."""
+
+import argparse
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aot.errors import AotError, DirectoryInUse, InvalidConfig, StorageUnavailable, Unavailable
+from aot.schema.names import Namespace
+from aot.schema.wire.workers import Scope
+from registry.settings import Settings
+
+if TYPE_CHECKING:
+    from registry.deps import Deps
+
+LOCK_FILE = "serve.lock"
+FIRST_TOKEN = "first administrator"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code: 0, 2 for wrong settings, 5 for a service that is away, 130 for Ctrl-C, else 1."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = Settings.from_environ()
+        _configure_log()
+        options.run(options, settings)
+    except AotError as error:
+        print(f"{error.message}\n{error.hint}".strip(), file=sys.stderr)
+        return 2 if isinstance(error, InvalidConfig) else 5 if isinstance(error, Unavailable) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def serve(options: argparse.Namespace, settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C; running requests are finished first."""
+    import uvicorn
+
+    from registry.app import create_app_from
+    from registry.db.migrate import at_head, migrate
+    from registry.deps import build_deps
+
+    with _only_one(settings.data_dir):
+        deps = build_deps(settings)
+        if settings.embedded:
+            migrate(deps.sessions)
+        elif not at_head(deps.sessions):
+            raise StorageUnavailable(
+                "the database lacks migrations", hint="run `python -m registry migrate` first"
+            )
+        ensure_first_token(deps)
+        uvicorn.run(
+            create_app_from(deps),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=10,
+            server_header=False,
+        )
+
+
+def sweep(options: argparse.Namespace, settings: Settings) -> None:
+    """Sweep once, or for ever; a pass that fails for lack of database or store is tried again."""
+    import structlog
+
+    from registry.deps import build_deps
+    from registry.services.sweep import sweep as sweep_once
+
+    deps = build_deps(settings)
+    if options.once:
+        sweep_once(deps)
+        return
+    log = structlog.get_logger()
+    while True:
+        try:
+            sweep_once(deps)
+        except Unavailable as error:
+            log.warning("sweep-failed", code=error.code, reason=error.message)
+        time.sleep(options.every)
+
+
+def migrate(options: argparse.Namespace, settings: Settings) -> None:
+    """Bring the database to this version's schema."""
+    from registry.db.migrate import migrate as migrate_to
+    from registry.db.session import open_sessions
+
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    migrate_to(open_sessions(settings.database_url), revision=options.revision)
+
+
+def create_token(options: argparse.Namespace, settings: Settings) -> None:
+    """Print a new token: for operators, who reach the database and not the API."""
+    from registry.clock import utc_now
+    from registry.db.session import open_sessions
+    from registry.services import tokens
+
+    now = utc_now()
+    with open_sessions(settings.database_url).transaction() as session:
+        secret = tokens.issue(
+            options.label,
+            scopes=tuple(Scope(scope) for scope in options.scope),
+            namespaces=tuple(Namespace.parse(namespace) for namespace in options.namespace),
+            expires_at=now + timedelta(seconds=options.expires_in) if options.expires_in else None,
+            now=now,
+            session=session,
+        )
+    print(secret)
+
+
+def ensure_first_token(deps: "Deps") -> None:
+    """Make sure that the data directory's token file (0600) holds a token that this database knows."""
+    from registry.services import tokens
+
+    path = deps.settings.token_path
+    with deps.sessions.transaction() as session:
+        if path.exists() and tokens.is_known(path.read_text().strip(), session=session):
+            return
+        secret = tokens.issue(FIRST_TOKEN, scopes=(Scope.ADMIN,), now=deps.clock(), session=session)
+        # Inside the transaction: a token that could not be written down is not kept either.
+        _write_private(path, secret + "\n")
+
+
+def _write_private(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the directory. Raises DirectoryInUse where another process serves it."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (data_dir / LOCK_FILE).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DirectoryInUse(
+                f"another registry serves {data_dir}",
+                hint="stop it, or set AOT_DATA_DIR to another directory",
+            ) from error
+        yield
+
+
+def _configure_log() -> None:
+    import structlog
+    from structlog.tracebacks import ExceptionDictTransformer
+
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            # Without locals: they hold tokens.
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m registry", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("serve", help="serve the HTTP API")
+    command.set_defaults(run=serve)
+    command = commands.add_parser("sweep", help="expire leases, send tickets again")
+    command.add_argument("--every", type=float, default=5.0, metavar="SECONDS")
+    command.add_argument("--once", action="store_true")
+    command.set_defaults(run=sweep)
+    command = commands.add_parser("migrate", help="bring the database to this version's schema")
+    command.add_argument("--revision", default="head")
+    command.set_defaults(run=migrate)
+    token = commands.add_parser("token", help="tokens").add_subparsers(required=True)
+    command = token.add_parser("create", help="print a new token")
+    command.add_argument("label")
+    command.add_argument(
+        "--scope", action="append", required=True, choices=[s for s in Scope if s is not Scope.BUILD]
+    )
+    command.add_argument(
+        "--namespace", action="append", default=[], help="may be given several times; default: all"
+    )
+    command.add_argument("--expires-in", type=float, metavar="SECONDS")
+    command.set_defaults(run=create_token)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

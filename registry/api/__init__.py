@@ -1,0 +1,1 @@
+"""HTTP handlers: parse, open a transaction, call one service, reply."""

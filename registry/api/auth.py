@@ -1,0 +1,48 @@
+"""Who calls: every endpoint of the table needs a bearer token, and most of them a scope."""
+
+from typing import Any
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from aot.errors import Unauthenticated
+from aot.schema.endpoints import ENDPOINTS, Endpoint
+from aot.schema.wire.workers import Scope
+from registry.deps import Deps
+from registry.services import tokens
+
+SCHEME = "bearer "
+
+
+def authenticate(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard of the whole application: the caller's Principal becomes `request.auth`.
+
+    Raises Unauthenticated, and Forbidden where the endpoint's scope is missing. Routes that are not in the table
+    (pages, links that carry their own signature) say `exclude_from_auth`.
+    """
+    if handler.opt.get("exclude_from_auth"):
+        return
+    deps: Deps = connection.app.state.deps
+    secret = bearer(connection.headers.get("authorization"))
+    with deps.sessions.reading() as session:
+        principal = tokens.authenticate(secret, now=deps.clock(), session=session)
+    connection.scope["auth"] = principal
+    # What the framework adds beside the table (OPTIONS) needs a token, and no scope.
+    endpoint = ENDPOINTS.get(handler.opt.get("endpoint", ""))
+    if endpoint is not None and endpoint.scope is not None and not hides(endpoint):
+        principal.require(endpoint.scope)
+
+
+def hides(endpoint: Endpoint) -> bool:
+    """True for what reads one thing by its name: there a caller without the scope gets the thing's NotFound.
+
+    The service says it, in the same words for what exists and what does not.
+    """
+    return endpoint.scope is Scope.READ and "{" in endpoint.path
+
+
+def bearer(header: str | None) -> str:
+    """The secret of an Authorization header. Raises Unauthenticated."""
+    if header is None or header[: len(SCHEME)].lower() != SCHEME or not header[len(SCHEME) :].strip():
+        raise Unauthenticated("the request has no bearer token", hint="set AOT_TOKEN, or AOT_TOKEN_FILE")
+    return header[len(SCHEME) :].strip()

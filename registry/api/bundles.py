@@ -1,0 +1,132 @@
+"""Bundles over HTTP."""
+
+import structlog
+
+from aot.schema.capability import Capability
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.names import Name, Namespace, Tag
+from aot.schema.recipe import Route
+from aot.schema.state import BundleState
+from aot.schema.wire.bundles import (
+    BundleListing,
+    BundleView,
+    FindReply,
+    FindRequest,
+    PublishReply,
+    PushRequest,
+    ResolveReply,
+    TagRequest,
+    TagView,
+    WithdrawRequest,
+)
+from registry.api import query
+from registry.api.queue import send
+from registry.api.routing import endpoint
+from registry.deps import Deps
+from registry.services import blobs, bundles, lookup, proof, tags
+from registry.services.tokens import Principal
+
+log = structlog.get_logger()
+
+
+@endpoint("push")
+def push(data: PushRequest, deps: Deps, caller: Principal) -> PublishReply:
+    """Send a bundle built elsewhere; it is pending until a worker has proven it again."""
+    received = proof.read(data.manifest)
+    bundles.require_namespace(received, by=caller)
+    arrived = blobs.observe((*received.manifest.blobs, *received.manifest.spec.blobs), deps.store)
+    with deps.sessions.transaction() as session:
+        pushed = bundles.push(data, received, by=caller, arrived=arrived, now=deps.clock(), session=session)
+    send(pushed.ticket, pushed.queue, deps)
+    log.info("bundle-pushed", bundle=pushed.reply.bundle, build=pushed.reply.build, by=caller.label)
+    return pushed.reply
+
+
+@endpoint("search")
+def search(
+    deps: Deps,
+    caller: Principal,
+    namespace: str | None = None,
+    name: str | None = None,
+    profile: str | None = None,
+    capability: str | None = None,
+    torch: str | None = None,
+    in_state: str | None = None,
+    build_key: str | None = None,
+    text: str | None = None,
+    tag: str | None = None,
+    route: str | None = None,
+    after: str | None = None,
+    limit: int | None = None,
+) -> BundleListing:
+    """Search bundles, newest first."""
+    with deps.sessions.reading() as session:
+        return lookup.search(
+            namespace=query.text(namespace, Namespace),
+            name=query.text(name, Name),
+            profile=query.text(profile, Name),
+            capability=query.text(capability, Capability),
+            torch=torch,
+            state=query.choice(in_state, BundleState),
+            build_key=query.text(build_key, BuildKey),
+            text=text,
+            tag=query.text(tag, Tag),
+            route=query.choice(route, Route),
+            after=after,
+            limit=limit,
+            by=caller,
+            session=session,
+        )
+
+
+@endpoint("get_bundle")
+def get_bundle(digest: str, deps: Deps, caller: Principal) -> BundleView:
+    """Get one bundle, in whatever state."""
+    with deps.sessions.reading() as session:
+        return lookup.get(Digest.parse(digest), by=caller, session=session)
+
+
+@endpoint("find")
+def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
+    """Find what answers each of several specs."""
+    with deps.sessions.reading() as session:
+        return lookup.find(data, by=caller, session=session)
+
+
+@endpoint("resolve")
+def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal) -> ResolveReply:
+    """Resolve a tag or digest to signed manifests."""
+    with deps.sessions.reading() as session:
+        return lookup.resolve(
+            Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session
+        )
+
+
+@endpoint("tag")
+def move_tag(data: TagRequest, namespace: str, name: str, tag: str, deps: Deps, caller: Principal) -> TagView:
+    """Let a tag stand for a bundle."""
+    with deps.sessions.transaction() as session:
+        view = tags.move(
+            Namespace.parse(namespace),
+            Name.parse(name),
+            Tag.parse(tag),
+            request=data,
+            by=caller,
+            now=deps.clock(),
+            session=session,
+        )
+    log.info("tag-moved", reference=view.reference, bundle=view.bundle, profile=view.profile, by=caller.label)
+    return view
+
+
+@endpoint("withdraw")
+def withdraw(data: WithdrawRequest, digest: str, deps: Deps, caller: Principal) -> BundleView:
+    """Take a bundle out of selection."""
+    with deps.sessions.transaction() as session:
+        row = bundles.withdraw(Digest.parse(digest), data, by=caller, now=deps.clock(), session=session)
+        view = lookup.views_of([row], session)[0]
+    log.info("bundle-withdrawn", bundle=digest, by=caller.label, reason=data.reason)
+    return view
+
+
+ROUTES = (push, search, get_bundle, find, resolve, move_tag, withdraw)

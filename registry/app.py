@@ -1,0 +1,60 @@
+"""The application: routes over one object graph, built once."""
+
+from typing import Any
+
+from litestar import Litestar, Request
+from litestar.datastructures import State
+from litestar.di import Provide
+
+from aot.schema.text import Text
+from registry.api import auth, blobs, builds, bundles, claims, errors, fleet, health
+from registry.api.index import index
+from registry.api.openapi import WireSchemas, describe_wire_types, openapi_config
+from registry.db import fleet as fleet_rows
+from registry.deps import Deps, build_deps
+from registry.services.tokens import Principal
+from registry.settings import Settings
+from registry.storage import link_routes
+
+ROUTES = (
+    *builds.ROUTES,
+    *claims.ROUTES,
+    *blobs.ROUTES,
+    *bundles.ROUTES,
+    *fleet.ROUTES,
+    *health.ROUTES,
+)
+
+
+def create_app(settings: Settings) -> Litestar:
+    """The application as the settings describe it. Raises InvalidConfig and StorageUnavailable."""
+    return create_app_from(build_deps(settings))
+
+
+def create_app_from(deps: Deps) -> Litestar:
+    """The application over a given object graph. The database must be migrated. Raises StorageUnavailable."""
+    with deps.sessions.transaction() as session:
+        for key in deps.signing_keys:
+            fleet_rows.remember_key(str(key.public), now=deps.clock(), session=session)
+    app = Litestar(
+        [index, *ROUTES, *link_routes(deps.store)],
+        dependencies={
+            "deps": Provide(lambda: deps, sync_to_thread=False),
+            "caller": Provide(caller_of, sync_to_thread=False),
+        },
+        guards=[auth.authenticate],
+        exception_handlers=errors.HANDLERS,
+        type_encoders={Text: str},
+        request_max_body_size=deps.settings.max_body_bytes,
+        openapi_config=openapi_config(),
+        plugins=[WireSchemas()],
+        state=State({"deps": deps}),
+        on_shutdown=[deps.sessions.close],
+        logging_config=None,
+    )
+    describe_wire_types(app)
+    return app
+
+
+def caller_of(request: Request[Any, Any, Any]) -> Principal:
+    return request.auth

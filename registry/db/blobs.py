@@ -1,0 +1,89 @@
+"""SQL over blobs and what each namespace has uploaded of them."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from aot.schema.digest import Digest
+from aot.schema.names import Namespace
+from aot.schema.spec import Blob
+from aot.schema.state import BlobState
+from registry.db.models import BlobRow, NamespaceBlobRow, NamespaceRow
+from registry.db.session import add_if_absent
+
+View = tuple[NamespaceBlobRow, BlobRow]
+AT_ONCE = 500  # parameters of one statement; every database takes as many
+
+
+def ensure_namespace(namespace: Namespace, *, now: datetime, session: Session) -> None:
+    if session.get(NamespaceRow, namespace) is None:
+        add_if_absent(NamespaceRow(name=namespace, created_at=now), session)
+
+
+def views_of(digests: Iterable[Digest], *, namespace: Namespace, session: Session) -> Mapping[Digest, View]:
+    """What `namespace` has opened for upload, by digest."""
+    wanted = list(dict.fromkeys(digests))
+    found: dict[Digest, View] = {}
+    for start in range(0, len(wanted), AT_ONCE):
+        rows = session.execute(
+            select(NamespaceBlobRow, BlobRow)
+            .join(BlobRow, BlobRow.digest == NamespaceBlobRow.digest)
+            .where(
+                NamespaceBlobRow.namespace == namespace,
+                NamespaceBlobRow.digest.in_(wanted[start : start + AT_ONCE]),
+            )
+        )
+        found.update({view.digest: (view, blob) for view, blob in rows})
+    return found
+
+
+def open_upload(blob: Blob, *, namespace: Namespace, now: datetime, session: Session) -> None:
+    """Make sure that the blob, and the namespace's view of it, have rows."""
+    if session.get(BlobRow, blob.digest) is None:
+        row = BlobRow(
+            digest=blob.digest,
+            size_bytes=blob.size_bytes,
+            state=BlobState.PENDING,
+            created_at=now,
+            stored_at=None,
+        )
+        add_if_absent(row, session)
+    view = session.get(NamespaceBlobRow, (namespace, blob.digest))
+    if view is not None:
+        view.opened_at = now
+        return
+    add_if_absent(
+        NamespaceBlobRow(namespace=namespace, digest=blob.digest, opened_at=now, stored_at=None), session
+    )
+
+
+def mark_stored(blob: Blob, *, now: datetime, session: Session) -> bool:
+    """Compare-and-set the blob from pending to stored, with the size that the store tells."""
+    done = session.execute(
+        update(BlobRow)
+        .where(BlobRow.digest == blob.digest, BlobRow.state == BlobState.PENDING)
+        .values(state=BlobState.STORED, size_bytes=blob.size_bytes, stored_at=now)
+    )
+    return done.rowcount == 1
+
+
+def mark_uploaded(digest: Digest, *, namespace: Namespace, now: datetime, session: Session) -> None:
+    session.execute(
+        update(NamespaceBlobRow)
+        .where(NamespaceBlobRow.namespace == namespace, NamespaceBlobRow.digest == digest)
+        .values(stored_at=now)
+    )
+
+
+def pending_blobs(session: Session, *, opened_since: datetime, limit: int) -> tuple[Blob, ...]:
+    """Blobs that were opened for upload and are not known to be stored, the last opened first."""
+    rows = session.scalars(
+        select(BlobRow)
+        .join(NamespaceBlobRow, NamespaceBlobRow.digest == BlobRow.digest)
+        .where(BlobRow.state == BlobState.PENDING, NamespaceBlobRow.opened_at >= opened_since)
+        .order_by(NamespaceBlobRow.opened_at.desc())
+        .limit(limit)
+    ).unique()
+    return tuple(Blob(digest=row.digest, size_bytes=row.size_bytes) for row in rows)

@@ -1,0 +1,185 @@
+"""SQL over builds. Every change of state is a compare-and-set on the state and attempt that were read."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.names import Name, Namespace
+from aot.schema.state import BuildEvent, BuildState, advance
+from registry.db.models import BuildLineRow, BuildRow, ProfileRow
+from registry.db.session import add_if_absent
+
+LIVE = (BuildState.QUEUED, BuildState.RUNNING)
+PAGE = 100
+
+Asked = tuple[Namespace, Name, BuildKey]
+"""What identifies the bundle that somebody wants. The name is part of it, because the manifest carries it."""
+
+
+def find_build(build: str, session: Session) -> BuildRow | None:
+    return session.get(BuildRow, build)
+
+
+def find_live(asked: Asked, session: Session) -> BuildRow | None:
+    return next(iter(live_builds([asked], session).values()), None)
+
+
+def live_builds(asked: Sequence[Asked], session: Session) -> dict[Asked, BuildRow]:
+    """The build that is queued or running for each, where there is one."""
+    if not asked:
+        return {}
+    rows = session.scalars(
+        select(BuildRow).where(
+            tuple_(BuildRow.namespace, BuildRow.name, BuildRow.build_key).in_(list(asked)),
+            BuildRow.state.in_(LIVE),
+            BuildRow.requalify.is_(None),
+        )
+    )
+    return {(row.namespace, row.name, row.build_key): row for row in rows}
+
+
+def find_live_requalify(bundle: Digest, session: Session) -> BuildRow | None:
+    return session.scalar(select(BuildRow).where(BuildRow.requalify == bundle, BuildRow.state.in_(LIVE)))
+
+
+def insert(row: BuildRow, session: Session) -> bool:
+    """False where a live build holds the key: the caller reads that one."""
+    return add_if_absent(row, session)
+
+
+def advance_build(
+    row: BuildRow,
+    event: BuildEvent,
+    *,
+    session: Session,
+    also: ColumnElement[bool] | None = None,
+    **changes: Any,
+) -> bool:
+    """Apply `event` to the build as it was read, with `changes`; afterwards `row` is as the database has it.
+
+    False, and nothing changed, where the event has no meaning in the row's state, somebody else was faster, or
+    `also` does not hold any more.
+    """
+    to = advance(row.state, event)
+    if to is None:
+        return False
+    return update_build(row, session=session, also=also, state=to, **changes)
+
+
+def update_build(
+    row: BuildRow, *, session: Session, also: ColumnElement[bool] | None = None, **changes: Any
+) -> bool:
+    """Apply `changes` while the build is in the state and attempt that were read. False when it is not any more."""
+    session.flush()
+    statement = update(BuildRow).where(
+        BuildRow.id == row.id, BuildRow.state == row.state, BuildRow.attempt == row.attempt
+    )
+    if also is not None:
+        statement = statement.where(also)
+    done = session.execute(statement.values(**changes), execution_options={"synchronize_session": False})
+    session.refresh(row)
+    return done.rowcount == 1
+
+
+def waiting_builds(
+    session: Session, *, profiles: Sequence[Name], namespaces: Sequence[Namespace]
+) -> Iterator[tuple[BuildRow, ProfileRow]]:
+    """Every queued build of these profiles with its profile: highest priority first, then the oldest.
+
+    `namespaces` empty: of all.
+    """
+    statement = (
+        select(BuildRow, ProfileRow)
+        .join(ProfileRow, ProfileRow.name == BuildRow.profile)
+        .where(BuildRow.state == BuildState.QUEUED, BuildRow.profile.in_(profiles))
+        .order_by(BuildRow.priority.desc(), BuildRow.id)
+    )
+    if namespaces:
+        statement = statement.where(BuildRow.namespace.in_(namespaces))
+    # Page by page, and each to its end before the next: the caller writes between two rows.
+    offset = 0
+    while page := session.execute(statement.offset(offset).limit(PAGE)).all():
+        yield from page
+        offset += len(page)
+
+
+def queued_builds(session: Session) -> Iterator[tuple[BuildRow, ProfileRow]]:
+    """Every queued build with its profile, the oldest first."""
+    after = ""
+    statement = select(BuildRow, ProfileRow).join(ProfileRow, ProfileRow.name == BuildRow.profile)
+    while page := (
+        session.execute(
+            statement.where(BuildRow.state == BuildState.QUEUED, BuildRow.id > after)
+            .order_by(BuildRow.id)
+            .limit(PAGE)
+        ).all()
+    ):
+        yield from page
+        after = page[-1][0].id
+
+
+def expired_builds(session: Session, *, now: datetime) -> Sequence[BuildRow]:
+    """Running builds whose lease has run out."""
+    return session.scalars(
+        select(BuildRow).where(BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at <= now)
+    ).all()
+
+
+def running_by_worker(session: Session) -> dict[Name, tuple[str, Namespace]]:
+    """What each worker builds, and in which namespace."""
+    rows = session.execute(
+        select(BuildRow.worker, BuildRow.id, BuildRow.namespace).where(BuildRow.state == BuildState.RUNNING)
+    )
+    return {worker: (build, namespace) for worker, build, namespace in rows if worker is not None}
+
+
+def queued_by_profile(session: Session) -> dict[Name, int]:
+    rows = session.execute(
+        select(BuildRow.profile, func.count())
+        .where(BuildRow.state == BuildState.QUEUED)
+        .group_by(BuildRow.profile)
+    )
+    return {profile: count for profile, count in rows}
+
+
+def list_builds(
+    session: Session, *, where: dict[str, Any], namespaces: Sequence[Namespace], after: str | None, limit: int
+) -> Sequence[BuildRow]:
+    """Newest first, after the build `after`. `where` compares columns by name; None compares nothing."""
+    statement = select(BuildRow).order_by(BuildRow.id.desc()).limit(limit)
+    for column, value in where.items():
+        if value is not None:
+            statement = statement.where(getattr(BuildRow, column) == value)
+    if namespaces:
+        statement = statement.where(BuildRow.namespace.in_(namespaces))
+    if after is not None:
+        statement = statement.where(BuildRow.id < after)
+    return session.scalars(statement).all()
+
+
+def count_lines(build: str, session: Session) -> int:
+    """The sequence number of the next line."""
+    last = session.scalar(select(func.max(BuildLineRow.sequence)).where(BuildLineRow.build == build))
+    return 0 if last is None else last + 1
+
+
+def add_lines(rows: Sequence[BuildLineRow], session: Session) -> None:
+    session.add_all(rows)
+    session.flush()
+
+
+def read_lines(build: str, session: Session, *, after: int, limit: int) -> Sequence[BuildLineRow]:
+    return session.scalars(
+        select(BuildLineRow)
+        .where(BuildLineRow.build == build, BuildLineRow.sequence > after)
+        .order_by(BuildLineRow.sequence)
+        .limit(limit)
+    ).all()
+
+
+def delete_lines(build: str, session: Session) -> None:
+    session.execute(delete(BuildLineRow).where(BuildLineRow.build == build))

@@ -1,0 +1,111 @@
+"""SQL over profiles, workers, receipts and signing keys."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from aot.schema.names import Name
+from aot.schema.profile import Profile
+from registry.db.models import KeyRow, ProfileRow, ReceiptRow, WorkerProfileRow, WorkerRow
+from registry.db.session import add_if_absent
+
+
+def find_profile(name: Name, session: Session) -> Profile | None:
+    row = session.get(ProfileRow, name)
+    return row.profile if row else None
+
+
+def list_profiles(session: Session) -> Sequence[Profile]:
+    return session.scalars(select(ProfileRow.profile).order_by(ProfileRow.name)).all()
+
+
+def profiles_named(names: Iterable[Name], session: Session) -> dict[Name, Profile]:
+    rows = session.scalars(select(ProfileRow).where(ProfileRow.name.in_(list(set(names)))))
+    return {row.name: row.profile for row in rows}
+
+
+def lock_profile(name: Name, session: Session) -> ProfileRow | None:
+    """The row, held against other writers until the transaction ends (SQLite has one writer anyway)."""
+    return session.scalar(select(ProfileRow).where(ProfileRow.name == name).with_for_update())
+
+
+def insert_profile(profile: Profile, *, now: datetime, session: Session) -> bool:
+    """False where the name is taken."""
+    return add_if_absent(ProfileRow(name=profile.name, profile=profile, registered_at=now), session)
+
+
+def holders_of(profile: Name, *, seen_since: datetime, session: Session) -> Sequence[Name]:
+    """The live workers that are `profile`."""
+    return session.scalars(
+        select(WorkerRow.name)
+        .join(WorkerProfileRow, WorkerProfileRow.worker == WorkerRow.name)
+        .where(WorkerProfileRow.profile == profile, WorkerRow.seen_at >= seen_since)
+        .order_by(WorkerRow.name)
+    ).all()
+
+
+def live_profiles(session: Session, *, seen_since: datetime) -> dict[Name, int]:
+    """How many live workers each profile has; profiles without one are absent."""
+    counts: dict[Name, int] = {}
+    for profile in session.scalars(
+        select(WorkerProfileRow.profile)
+        .join(WorkerRow, WorkerRow.name == WorkerProfileRow.worker)
+        .where(WorkerRow.seen_at >= seen_since)
+    ):
+        counts[profile] = counts.get(profile, 0) + 1
+    return counts
+
+
+def put_worker(worker: Name, profiles: Sequence[Name], *, now: datetime, session: Session) -> None:
+    """Make the worker known, seen now, and exactly these profiles."""
+    add_if_absent(WorkerRow(name=worker, registered_at=now, seen_at=now), session)
+    touch_worker(worker, now=now, session=session)
+    session.execute(delete(WorkerProfileRow).where(WorkerProfileRow.worker == worker))
+    session.add_all(
+        WorkerProfileRow(worker=worker, profile=profile, position=position)
+        for position, profile in enumerate(profiles)
+    )
+    session.flush()
+
+
+def touch_worker(worker: Name, *, now: datetime, session: Session) -> bool:
+    """Note that the worker was seen. False where nobody registered it."""
+    done = session.execute(
+        update(WorkerRow).where(WorkerRow.name == worker).values(seen_at=now),
+        execution_options={"synchronize_session": False},
+    )
+    return done.rowcount == 1
+
+
+def profiles_of(worker: Name, session: Session) -> Sequence[Name]:
+    return session.scalars(
+        select(WorkerProfileRow.profile)
+        .where(WorkerProfileRow.worker == worker)
+        .order_by(WorkerProfileRow.position)
+    ).all()
+
+
+def list_workers(session: Session) -> Sequence[tuple[WorkerRow, tuple[Name, ...]]]:
+    """Every worker with its profiles, by name."""
+    profiles: dict[Name, list[Name]] = {}
+    for row in session.scalars(select(WorkerProfileRow).order_by(WorkerProfileRow.position)):
+        profiles.setdefault(row.worker, []).append(row.profile)
+    workers = session.scalars(select(WorkerRow).order_by(WorkerRow.name))
+    return [(worker, tuple(profiles.get(worker.name, ()))) for worker in workers]
+
+
+def add_receipt(row: ReceiptRow, session: Session) -> None:
+    session.add(row)
+    session.flush()
+
+
+def remember_key(public: str, *, now: datetime, session: Session) -> None:
+    if session.get(KeyRow, public) is None:
+        add_if_absent(KeyRow(public=public, first_used_at=now), session)
+
+
+def list_keys(session: Session) -> Sequence[str]:
+    """The newest first."""
+    return session.scalars(select(KeyRow.public).order_by(KeyRow.first_used_at.desc(), KeyRow.public)).all()

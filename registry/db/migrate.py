@@ -1,0 +1,34 @@
+"""The schema is made by the migrations alone; nothing calls `create_all`."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from registry.db.session import Sessions, translated
+
+MIGRATIONS = Path(__file__).parents[2] / "migrations"
+
+
+def migrate(sessions: Sessions, *, revision: str = "head") -> None:
+    """Bring the database to `revision`. Nothing happens when it is there. Raises StorageUnavailable."""
+    config = configuration()
+    with translated(), sessions.writing_engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+def at_head(sessions: Sessions) -> bool:
+    """True when the database has every migration that this version knows. Raises StorageUnavailable."""
+    wanted = ScriptDirectory.from_config(configuration()).get_current_head()
+    with translated(), sessions.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision() == wanted
+
+
+def configuration() -> Config:
+    config = Config()
+    # ConfigParser reads "%" as its own.
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config

@@ -1,0 +1,288 @@
+"""Rows (design.md, section 6). The manifest is the truth; what a bundle's rows repeat of it is an index."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, MetaData, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from aot.schema.capability import Capability
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.environment import Environment
+from aot.schema.factor import Factor
+from aot.schema.manifest import Envelope
+from aot.schema.names import Name, Namespace, Tag
+from aot.schema.profile import Profile
+from aot.schema.recipe import Route
+from aot.schema.report import CompileReport, Phase
+from aot.schema.spec import Spec
+from aot.schema.state import BlobState, BuildState, BundleState
+from aot.schema.wire.errors import ErrorBody
+from aot.schema.wire.workers import Outcome, Scope
+from registry.db.types import Bytes, Json, Plain, UtcTime, Word
+
+LIVE_BUILD = "state IN ('queued', 'running')"
+
+
+class Row(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class NamespaceRow(Row):
+    __tablename__ = "namespaces"
+
+    name: Mapped[Namespace] = mapped_column(Word(Namespace), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class ProfileRow(Row):
+    __tablename__ = "profiles"
+
+    name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
+    profile: Mapped[Profile] = mapped_column(Json(Profile))
+    registered_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class WorkerRow(Row):
+    __tablename__ = "workers"
+
+    name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
+    registered_at: Mapped[datetime] = mapped_column(UtcTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class WorkerProfileRow(Row):
+    """What a worker is; `position` 0 is its own profile, the others are levels that it covers."""
+
+    __tablename__ = "worker_profiles"
+
+    worker: Mapped[Name] = mapped_column(Word(Name), ForeignKey("workers.name"), primary_key=True)
+    profile: Mapped[Name] = mapped_column(
+        Word(Name), ForeignKey("profiles.name"), primary_key=True, index=True
+    )
+    position: Mapped[int]
+
+
+class BlobRow(Row):
+    __tablename__ = "blobs"
+
+    digest: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[BlobState] = mapped_column(Word(BlobState))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    stored_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class NamespaceBlobRow(Row):
+    """A namespace's view of a blob: opened for upload, and present once `stored_at` is set."""
+
+    __tablename__ = "namespace_blobs"
+
+    namespace: Mapped[Namespace] = mapped_column(
+        Word(Namespace), ForeignKey("namespaces.name"), primary_key=True
+    )
+    digest: Mapped[Digest] = mapped_column(
+        Word(Digest), ForeignKey("blobs.digest"), primary_key=True, index=True
+    )
+    opened_at: Mapped[datetime] = mapped_column(UtcTime)
+    stored_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class BuildRow(Row):
+    """One spec being turned into a bundle. `requalify` names the pushed bundle that it proves instead."""
+
+    __tablename__ = "builds"
+    __table_args__ = (
+        # One live build a key. The name is part of it: a bundle carries its name, and a client requires it to match.
+        Index(
+            "uq_builds_live_key",
+            "namespace",
+            "name",
+            "build_key",
+            unique=True,
+            sqlite_where=text(f"{LIVE_BUILD} AND requalify IS NULL"),
+            postgresql_where=text(f"{LIVE_BUILD} AND requalify IS NULL"),
+        ),
+        Index(
+            "uq_builds_live_requalify",
+            "requalify",
+            unique=True,
+            sqlite_where=text(f"{LIVE_BUILD} AND requalify IS NOT NULL"),
+            postgresql_where=text(f"{LIVE_BUILD} AND requalify IS NOT NULL"),
+        ),
+        # What claim and sweep read: the few live rows, never the history.
+        Index(
+            "ix_builds_live",
+            "state",
+            "profile",
+            "priority",
+            "id",
+            sqlite_where=text(LIVE_BUILD),
+            postgresql_where=text(LIVE_BUILD),
+        ),
+        Index("ix_builds_name", "namespace", "name", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(Plain, primary_key=True)
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"))
+    name: Mapped[Name] = mapped_column(Word(Name))
+    profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"))
+    build_key: Mapped[BuildKey] = mapped_column(Word(BuildKey))
+    factors: Mapped[tuple[Factor, ...]] = mapped_column(Json(tuple[Factor, ...]))
+    spec: Mapped[Spec] = mapped_column(Json(Spec))
+    tags: Mapped[tuple[Tag, ...]] = mapped_column(Json(tuple[Tag, ...]))
+    requalify: Mapped[Digest | None] = mapped_column(Word(Digest))
+    priority: Mapped[int]
+    submitted_by: Mapped[str] = mapped_column(Plain)
+
+    state: Mapped[BuildState] = mapped_column(Word(BuildState))
+    attempt: Mapped[int]
+    lost_leases: Mapped[int]
+    worker: Mapped[Name | None] = mapped_column(Word(Name))
+    lease_expires_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    released_by: Mapped[Name | None] = mapped_column(Word(Name))
+    released_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    phase: Mapped[Phase | None] = mapped_column(Word(Phase))
+    step: Mapped[str] = mapped_column(Plain)
+    waiting: Mapped[str] = mapped_column(Plain)  # why no worker takes it now
+    setback: Mapped[str] = mapped_column(Plain)  # why its last attempt did not end it
+    sent_at: Mapped[datetime] = mapped_column(UtcTime)
+
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    bundle: Mapped[Digest | None] = mapped_column(Word(Digest), index=True)
+    error: Mapped[ErrorBody | None] = mapped_column(Json(ErrorBody))
+    report: Mapped[CompileReport | None] = mapped_column(Json(CompileReport))
+
+
+class BuildLineRow(Row):
+    __tablename__ = "build_lines"
+
+    build: Mapped[str] = mapped_column(Plain, ForeignKey("builds.id"), primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(UtcTime)
+    text: Mapped[str] = mapped_column(Json(str))
+
+
+class BundleRow(Row):
+    """A bundle by its manifest's digest. `manifest` holds exactly the bytes that the digest is over."""
+
+    __tablename__ = "bundles"
+    __table_args__ = (
+        Index("ix_bundles_key", "namespace", "name", "build_key"),
+        Index("ix_bundles_created", "created_at", "digest"),
+    )
+
+    digest: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"))
+    name: Mapped[Name] = mapped_column(Word(Name))
+    profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"))
+    build_key: Mapped[BuildKey] = mapped_column(Word(BuildKey))
+    build: Mapped[str | None] = mapped_column(Plain, ForeignKey("builds.id"))
+    manifest: Mapped[bytes] = mapped_column(Bytes)
+    envelope: Mapped[Envelope | None] = mapped_column(Json(Envelope))
+    state: Mapped[BundleState] = mapped_column(Word(BundleState))
+
+    capability: Mapped[Capability] = mapped_column(Word(Capability))
+    torch: Mapped[str] = mapped_column(Plain)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    frozen: Mapped[bool]
+    speedup: Mapped[float | None]
+
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    published_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    withdrawn_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    withdrawn_reason: Mapped[str] = mapped_column(Plain)
+    replacement: Mapped[Digest | None] = mapped_column(Word(Digest))
+
+
+class ArtifactRow(Row):
+    __tablename__ = "artifacts"
+
+    bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    region: Mapped[str] = mapped_column(Plain)
+    route: Mapped[Route] = mapped_column(Word(Route))
+    capability: Mapped[Capability] = mapped_column(Word(Capability))
+    torch: Mapped[str] = mapped_column(Plain)
+    coverage: Mapped[str] = mapped_column(Plain)
+
+
+class ArtifactBlobRow(Row):
+    """One file of an artifact, its canaries' expected outputs included. Paths may repeat between two canaries."""
+
+    __tablename__ = "artifact_blobs"
+    __table_args__ = (
+        ForeignKeyConstraint(["bundle", "artifact"], ["artifacts.bundle", "artifacts.position"]),
+    )
+
+    bundle: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    artifact: Mapped[int]
+    path: Mapped[str] = mapped_column(Plain)
+    digest: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("blobs.digest"), index=True)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class TagRow(Row):
+    """A movable name. It stands for one bundle a profile, so that one tag serves a fleet."""
+
+    __tablename__ = "tags"
+
+    namespace: Mapped[Namespace] = mapped_column(
+        Word(Namespace), ForeignKey("namespaces.name"), primary_key=True
+    )
+    name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
+    tag: Mapped[Tag] = mapped_column(Word(Tag), primary_key=True)
+    profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"), primary_key=True)
+    bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), index=True)
+    moved_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class TokenRow(Row):
+    """A bearer token by the SHA-256 of its secret. `namespaces` empty: all. `build` set: bound to one attempt."""
+
+    __tablename__ = "tokens"
+
+    hash: Mapped[str] = mapped_column(Plain, primary_key=True)
+    label: Mapped[str] = mapped_column(Plain)
+    scopes: Mapped[tuple[Scope, ...]] = mapped_column(Json(tuple[Scope, ...]))
+    namespaces: Mapped[tuple[Namespace, ...]] = mapped_column(Json(tuple[Namespace, ...]))
+    build: Mapped[str | None] = mapped_column(Plain, ForeignKey("builds.id"))
+    attempt: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcTime, index=True)
+
+
+class ReceiptRow(Row):
+    __tablename__ = "receipts"
+    __table_args__ = (Index("ix_receipts_model", "namespace", "name", "id"),)
+
+    id: Mapped[str] = mapped_column(Plain, primary_key=True)
+    received_at: Mapped[datetime] = mapped_column(UtcTime)
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace))
+    name: Mapped[Name] = mapped_column(Word(Name))
+    reference: Mapped[str] = mapped_column(Plain)
+    bundle: Mapped[Digest | None] = mapped_column(Word(Digest), index=True)  # as told: it need not exist here
+    outcome: Mapped[Outcome] = mapped_column(Word(Outcome))
+    environment: Mapped[Environment] = mapped_column(Json(Environment))
+    reasons: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]))
+    counters: Mapped[dict[str, int]] = mapped_column(Json(dict[str, int]))
+    stale_tag: Mapped[bool]
+    load_seconds: Mapped[float]
+
+
+class KeyRow(Row):
+    """A public key that signs now, or did before rotation."""
+
+    __tablename__ = "signing_keys"
+
+    public: Mapped[str] = mapped_column(Plain, primary_key=True)
+    first_used_at: Mapped[datetime] = mapped_column(UtcTime)

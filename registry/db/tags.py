@@ -1,0 +1,53 @@
+"""SQL over tags."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from aot.schema.digest import Digest
+from aot.schema.names import Name, Namespace, Tag
+from registry.db.models import TagRow
+from registry.db.session import add_if_absent
+
+Place = tuple[Namespace, Name, Tag, Name]
+"""Namespace, model, tag, profile: what stands for one bundle."""
+
+
+def find_tag(place: Place, session: Session) -> TagRow | None:
+    return session.get(TagRow, place, populate_existing=True)
+
+
+def insert_tag(place: Place, bundle: Digest, *, now: datetime, session: Session) -> bool:
+    """False where the tag exists."""
+    namespace, name, tag, profile = place
+    row = TagRow(namespace=namespace, name=name, tag=tag, profile=profile, bundle=bundle, moved_at=now)
+    return add_if_absent(row, session)
+
+
+def move_tag(
+    place: Place, bundle: Digest, *, expected: Digest | None, now: datetime, session: Session
+) -> bool:
+    """Compare-and-set: from `expected`, or from anywhere when None. False when nothing was moved."""
+    namespace, name, tag, profile = place
+    statement = update(TagRow).where(
+        TagRow.namespace == namespace, TagRow.name == name, TagRow.tag == tag, TagRow.profile == profile
+    )
+    if expected is not None:
+        statement = statement.where(TagRow.bundle == expected)
+    values = statement.values(bundle=bundle, moved_at=now)
+    return session.execute(values, execution_options={"synchronize_session": False}).rowcount == 1
+
+
+def tags_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, tuple[Tag, ...]]:
+    """The tags that stand for each bundle now, sorted."""
+    wanted = list(bundles)
+    found: dict[Digest, list[Tag]] = {}
+    if wanted:
+        rows: Sequence[tuple[Digest, Tag]] = session.execute(
+            select(TagRow.bundle, TagRow.tag).where(TagRow.bundle.in_(wanted))
+        ).all()
+        for bundle, tag in rows:
+            found.setdefault(bundle, []).append(tag)
+    return {bundle: tuple(sorted(tags)) for bundle, tags in found.items()}

@@ -1,0 +1,83 @@
+"""Column types: values inside, text in the column, the same on SQLite and PostgreSQL."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, LargeBinary, String, Text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+from aot.schema.codec import decode, encode
+
+Bytes = LargeBinary
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware UTC time. SQLite has no time zones: there it is written without one, and read back as UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        assert value.tzinfo is not None, "times are aware"
+        utc = value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Plain(TypeDecorator[str]):
+    """Text from outside. PostgreSQL refuses NUL, so it is replaced: in rows, and in what they are compared with."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else str.__str__(value).replace("\0", "\ufffd")
+
+
+class Word(TypeDecorator[Any]):
+    """A value that is written as one string: a `Text` (Digest, Name …) or a StrEnum. Rows are trusted: not parsed."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, kind: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        # Drivers choose by exact type; a subclass of str is not str to all of them.
+        return None if value is None else str.__str__(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else self.kind(value)
+
+    def coerce_compared_value(self, op: Any, value: Any) -> Any:
+        return self
+
+
+class Json(TypeDecorator[Any]):
+    """A msgspec value in its canonical JSON, decoded on reading.
+
+    As text, not in the database's own JSON type: PostgreSQL would reorder it, and refuses a NUL that a log may hold.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else decode(value, self.kind)

@@ -1,0 +1,35 @@
+"""The object graph: everything that handlers and the sweeper use, built once."""
+
+from dataclasses import dataclass
+
+from aot.trust import SigningKey
+from registry.clock import Clock, utc_now
+from registry.db.session import Sessions, open_sessions
+from registry.queue import CeleryQueue, Queue
+from registry.settings import Settings
+from registry.storage import BlobStore, open_store
+
+
+@dataclass(frozen=True)
+class Deps:
+    settings: Settings
+    sessions: Sessions
+    store: BlobStore
+    queue: Queue
+    signing_keys: tuple[SigningKey, ...]
+    clock: Clock = utc_now
+
+
+def build_deps(settings: Settings) -> Deps:
+    """Open database, blob store and queue as the settings name them; a signing key that is missing is made.
+
+    Raises InvalidConfig, and StorageUnavailable where the blob store does not answer.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Deps(
+        settings=settings,
+        sessions=open_sessions(settings.database_url),
+        store=open_store(settings.blob_url, data_dir=settings.data_dir, public_url=settings.public_url),
+        queue=CeleryQueue(settings.broker_url, data_dir=settings.data_dir),
+        signing_keys=tuple(SigningKey.load_or_create(path) for path in settings.signing_keys),
+    )

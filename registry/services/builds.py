@@ -1,0 +1,295 @@
+"""Builds from the submitter's side: submit, follow, cancel.
+
+Second step of the flow submit → compile → publish (design.md, section 5): `submit` turns a spec into a key, answers
+with what exists for that key already, and otherwise leaves a queued row behind. The ticket is sent by the handler,
+after the commit.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from aot.errors import (
+    BuildFinished,
+    BuildNotFound,
+    CompileStopped,
+    InvalidInput,
+    InvalidSpec,
+    ProfileNotFound,
+)
+from aot.keys import factors_of, key_of, queue_for
+from aot.schema.names import Name, Namespace, Tag
+from aot.schema.profile import Profile
+from aot.schema.spec import FactorySource, Spec
+from aot.schema.state import BuildEvent, BuildState, BundleState
+from aot.schema.wire.builds import (
+    BuildListing,
+    BuildLog,
+    BuildView,
+    LogLine,
+    SubmitReply,
+    SubmitRequest,
+    Ticket,
+)
+from aot.schema.wire.errors import ErrorBody
+from aot.schema.wire.workers import Scope
+from registry.clock import sortable_id
+from registry.db import builds as rows
+from registry.db import bundles as bundle_rows
+from registry.db import fleet as fleet_rows
+from registry.db.blobs import ensure_namespace
+from registry.db.models import BuildRow
+from registry.services import blobs, tags, waiting
+from registry.services.paging import limit_of
+from registry.services.tokens import Principal
+
+HIGHEST_PRIORITY = 1000
+HIGHEST_SEQUENCE = 2**31 - 1
+_ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """`ticket` is to be sent to `queue` once the transaction is committed; None: nothing new to build."""
+
+    reply: SubmitReply
+    ticket: Ticket | None = None
+    queue: str = ""
+
+
+def submit(
+    request: SubmitRequest,
+    *,
+    by: Principal,
+    arrived: blobs.Arrived,
+    live_since: datetime,
+    now: datetime,
+    session: Session,
+) -> Submitted:
+    """Return the live bundle or the live build for the spec's key, else a new build.
+
+    Raises Forbidden, InvalidSpec, ProfileNotFound, and what `blobs.confirm` raises when the source is not there.
+    """
+    spec = request.spec
+    by.require(Scope.SUBMIT, spec.namespace)
+    check_request(request)
+    profile = get_profile(spec.profile, session)
+    row = new_build(spec, profile=profile, tags=request.tags, priority=request.priority, by=by, now=now)
+    asked = (row.namespace, row.name, row.build_key)
+    if found := _published(asked, request, now=now, session=session):
+        return Submitted(SubmitReply(build=view_of(found), created=False))
+    if found := _joined(asked, request, session=session):
+        return Submitted(SubmitReply(build=view_of(found), created=False))
+    ensure_namespace(spec.namespace, now=now, session=session)
+    blobs.confirm(spec.blobs, namespace=spec.namespace, arrived=arrived, now=now, session=session)
+    live = spec.profile in fleet_rows.live_profiles(session, seen_since=live_since)
+    row.waiting = waiting.reason(spec, factors=row.factors, profile=profile, live=live)
+    while not rows.insert(row, session):
+        # Another submitter was faster. Where its build has ended since, this one is new after all.
+        if found := _joined(asked, request, session=session):
+            return Submitted(SubmitReply(build=view_of(found), created=False))
+    return Submitted(SubmitReply(build=view_of(row), created=True), Ticket(build=row.id), queue_for(profile))
+
+
+def new_build(
+    spec: Spec, *, profile: Profile, tags: tuple[Tag, ...], priority: int, by: Principal, now: datetime
+) -> BuildRow:
+    """Return a queued row, not yet in the database."""
+    factors = factors_of(spec, profile)
+    return BuildRow(
+        id=sortable_id(now),
+        namespace=spec.namespace,
+        name=spec.name,
+        profile=profile.name,
+        build_key=key_of(factors),
+        factors=factors,
+        spec=spec,
+        tags=tuple(dict.fromkeys(tags)),
+        priority=priority,
+        submitted_by=by.label,
+        state=BuildState.QUEUED,
+        attempt=0,
+        lost_leases=0,
+        step="",
+        waiting="",
+        setback="",
+        sent_at=now,
+        created_at=now,
+    )
+
+
+def get(build: str, *, by: Principal, session: Session) -> BuildView:
+    """Raises BuildNotFound, also for what `by` may not read."""
+    return view_of(_readable(build, by=by, session=session))
+
+
+def read_log(build: str, *, after: int, limit: int | None, by: Principal, session: Session) -> BuildLog:
+    """The log's lines after the sequence number `after`. Raises BuildNotFound."""
+    row = _readable(build, by=by, session=session)
+    after = max(-1, min(after, HIGHEST_SEQUENCE))
+    lines = rows.read_lines(row.id, session, after=after, limit=limit_of(limit, default=1000, most=10000))
+    return BuildLog(
+        lines=tuple(LogLine(sequence=line.sequence, at=line.at, text=line.text) for line in lines)
+    )
+
+
+def list_builds(
+    *,
+    namespace: Namespace | None,
+    name: Name | None,
+    profile: Name | None,
+    state: BuildState | None,
+    after: str | None,
+    limit: int | None,
+    by: Principal,
+    session: Session,
+) -> BuildListing:
+    """The builds that `by` may read, newest first."""
+    size = limit_of(limit)
+    found = rows.list_builds(
+        session,
+        where={"namespace": namespace, "name": name, "profile": profile, "state": state},
+        namespaces=by.namespaces,
+        after=after,
+        limit=size + 1,
+    )
+    page = found[:size]
+    return BuildListing(
+        builds=tuple(view_of(row) for row in page), next=page[-1].id if len(found) > size else None
+    )
+
+
+def cancel(build: str, *, reason: str, by: Principal, now: datetime, session: Session) -> BuildView:
+    """End the build; its worker learns of it when it renews. Cancelling twice is once.
+
+    Raises BuildNotFound, and BuildFinished for a build that has ended otherwise.
+    """
+    row = rows.find_build(build, session)
+    if row is None or not by.may(Scope.SUBMIT, row.namespace):
+        raise build_not_found(build)
+    text = f"cancelled by {by.label}" + (f": {reason}" if reason else "")
+    error = ErrorBody.of(CompileStopped(text, hint="submit the spec again to build it"))
+    # A worker may claim, or a sweeper expire, in between: look again, and cancel what is there then.
+    while row.state.live:
+        if rows.advance_build(row, BuildEvent.CANCEL, session=session, error=error, finished_at=now):
+            reject_pushed(row, reason=text, session=session)
+    if row.state is not BuildState.CANCELLED:
+        raise finished(row)
+    return view_of(row)
+
+
+def reject_pushed(row: BuildRow, *, reason: str, session: Session) -> None:
+    """A pushed bundle whose proof ended without success is out."""
+    bundle = bundle_rows.find_bundle(row.requalify, session) if row.requalify else None
+    if bundle is not None and bundle.state is BundleState.PENDING:
+        bundle_rows.advance_bundle(bundle, BundleState.REJECTED, session=session, withdrawn_reason=reason)
+
+
+def check_request(request: SubmitRequest) -> None:
+    """Raises InvalidInput."""
+    if abs(request.priority) > HIGHEST_PRIORITY:
+        raise InvalidInput(
+            f"wanted a priority between -{HIGHEST_PRIORITY} and {HIGHEST_PRIORITY}, found {request.priority}",
+            hint="0 is the default; higher is sooner",
+        )
+    check_spec(request.spec)
+
+
+def check_spec(spec: Spec) -> None:
+    """Raises InvalidSpec for what no worker could build."""
+    source = spec.source
+    if isinstance(source, FactorySource) and not _ENTRY.fullmatch(source.entry):
+        raise InvalidSpec(
+            f"wanted an entry module:function, found {source.entry[:120]!r}", hint="for example model:make"
+        )
+    for requirement in source.requirements:
+        if not _PIN.fullmatch(requirement):
+            raise InvalidSpec(
+                f"wanted an exact pin, found {requirement[:120]!r}",
+                hint="write name==version, as pip freeze does",
+            )
+    if spec.recipe.freeze and not spec.weights:
+        raise InvalidSpec("a frozen build needs weights", hint="give the weights, or leave out `freeze`")
+
+
+def get_profile(name: Name, session: Session) -> Profile:
+    """Raises ProfileNotFound naming the profiles there are."""
+    profile = fleet_rows.find_profile(name, session)
+    if profile is None:
+        known = [known.name for known in fleet_rows.list_profiles(session)]
+        raise ProfileNotFound(
+            f"no worker has registered the profile {name}; known are {', '.join(known) or 'none'}",
+            hint="start a worker of that profile, or choose a known one",
+            details={"profiles": known},
+        )
+    return profile
+
+
+def view_of(row: BuildRow) -> BuildView:
+    return BuildView(
+        id=row.id,
+        namespace=row.namespace,
+        name=row.name,
+        profile=row.profile,
+        build_key=row.build_key,
+        state=row.state,
+        attempt=row.attempt,
+        created_at=row.created_at,
+        phase=row.phase,
+        step=row.step,
+        waiting="; ".join(filter(None, (row.setback, row.waiting))) if row.state is BuildState.QUEUED else "",
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        bundle=row.bundle,
+        error=row.error,
+        report=row.report,
+        tags=row.tags,
+        frozen=row.spec.recipe.freeze,
+    )
+
+
+def build_not_found(build: str) -> BuildNotFound:
+    return BuildNotFound(
+        f"there is no build {build}", hint="list builds; it may lie in a namespace you cannot see"
+    )
+
+
+def finished(row: BuildRow) -> BuildFinished:
+    return BuildFinished(
+        f"build {row.id} has ended: {row.state}",
+        hint="submit the spec again for another build",
+        details={"state": row.state, "bundle": row.bundle},
+    )
+
+
+def _readable(build: str, *, by: Principal, session: Session) -> BuildRow:
+    row = rows.find_build(build, session)
+    if row is None or not by.may(Scope.READ, row.namespace):
+        raise build_not_found(build)
+    return row
+
+
+def _published(
+    asked: rows.Asked, request: SubmitRequest, *, now: datetime, session: Session
+) -> BuildRow | None:
+    """The build of the live bundle for this key; the tags of the submission move to that bundle at once."""
+    digest = bundle_rows.newest_live([asked], session).get(asked)
+    bundle = bundle_rows.find_bundle(digest, session) if digest else None
+    if bundle is None or bundle.build is None:
+        return None
+    for tag in request.tags:
+        tags.put(tag, bundle=bundle, now=now, session=session)
+    return rows.find_build(bundle.build, session)
+
+
+def _joined(asked: rows.Asked, request: SubmitRequest, *, session: Session) -> BuildRow | None:
+    """The live build for this key, to which the submission adds its tags and, where it is higher, its priority."""
+    row = rows.find_live(asked, session)
+    while row is not None and row.state.live:
+        merged = tuple(dict.fromkeys((*row.tags, *request.tags)))
+        if rows.update_build(row, session=session, tags=merged, priority=max(row.priority, request.priority)):
+            return row
+    return None

@@ -1,0 +1,297 @@
+"""Bundles become visible, or stop being so: publish, push, withdraw.
+
+Last step of the flow submit → compile → publish (design.md, section 5). A worker sends the manifest with the token of
+its attempt. Lease, manifest and proof are checked, every blob is confirmed, the registry signs the manifest's digest,
+and bundle, tags and build change in the caller's one transaction. Bundles built elsewhere are pushed: they stay
+pending, with a build that proves them again, and its proof is published as a bundle of its own that replaces them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from aot.errors import BundleNotFound, Conflict, Forbidden
+from aot.keys import changes_between, factors_of, queue_for
+from aot.schema.artifact import Artifact
+from aot.schema.digest import Digest
+from aot.schema.manifest import Envelope, Manifest, Statement, decode_manifest
+from aot.schema.profile import Profile
+from aot.schema.state import BuildEvent, BuildState, BundleState
+from aot.schema.wire.builds import Ticket
+from aot.schema.wire.bundles import PublishReply, PushRequest, WithdrawRequest
+from aot.schema.wire.workers import Scope
+from aot.select import describe_coverage
+from aot.trust import SigningKey, sign
+from registry.db import builds as build_rows
+from registry.db import bundles as rows
+from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow
+from registry.services import blobs, builds, claims, proof, tags
+from registry.services.proof import Received
+from registry.services.tokens import Principal
+
+PUSH_PRIORITY = 0
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """`ticket` is to be sent to `queue` once the transaction is committed; None: nothing to prove any more."""
+
+    reply: PublishReply
+    ticket: Ticket | None = None
+    queue: str = ""
+
+
+def publish(
+    build: str,
+    received: Received,
+    *,
+    by: Principal,
+    arrived: blobs.Arrived,
+    keys: Sequence[SigningKey],
+    now: datetime,
+    session: Session,
+) -> PublishReply:
+    """Make the bundle live and end the build. The same manifest sent again gets the same reply.
+
+    Raises Forbidden, LeaseLost, BuildFinished, InvalidInput, QualificationFailed, and what `blobs.confirm` raises.
+    """
+    manifest = received.manifest
+    row = claims.find_own(build, by=by, session=session)
+    if row.state is BuildState.PUBLISHED and (row.bundle, row.attempt) == (received.digest, by.attempt):
+        return PublishReply(bundle=received.digest, state=BundleState.LIVE, build=row.id)
+    claims.require_held(row, by=by, now=now)
+    proof.require_answer(manifest, spec=row.spec, factors=row.factors, build_key=row.build_key)
+    proof.require_sound(manifest)
+    proof.require_proven(manifest)
+    pushed = rows.find_bundle(row.requalify, session) if row.requalify else None
+    if pushed is not None:
+        proof.require_same_artifacts(manifest, decode_manifest(pushed.manifest))
+    blobs.confirm(manifest.blobs, namespace=row.namespace, arrived=arrived, now=now, session=session)
+    bundle = _insert(
+        received, state=BundleState.LIVE, envelope=_signed(received, keys), now=now, session=session
+    )
+    bundle.build = row.id
+    done = {"bundle": received.digest, "report": manifest.compile_report, "finished_at": now}
+    if not build_rows.advance_build(row, BuildEvent.PUBLISH, session=session, **done):
+        raise claims.lease_lost(row)
+    if pushed is not None:
+        _replace(pushed, by=received.digest, session=session)
+    for tag in row.tags:
+        tags.put(tag, bundle=bundle, now=now, session=session)
+    return PublishReply(bundle=received.digest, state=BundleState.LIVE, build=row.id)
+
+
+def push(
+    request: PushRequest,
+    received: Received,
+    *,
+    by: Principal,
+    arrived: blobs.Arrived,
+    now: datetime,
+    session: Session,
+) -> Pushed:
+    """Take in a bundle built elsewhere: pending, with a build that proves it again. Pushed twice is once.
+
+    Its source and weights must be uploaded too, because the proof compares with eager. Raises Forbidden,
+    InvalidInput, ProfileNotFound, Conflict, and what `blobs.confirm` raises.
+    """
+    manifest = received.manifest
+    by.require(Scope.PUSH, manifest.namespace)
+    proof.require_sound(manifest)
+    builds.check_spec(manifest.spec)
+    profile = builds.get_profile(manifest.profile.name, session)
+    _require_current(manifest, profile)
+    if (known := rows.find_bundle(received.digest, session)) and known.state is not BundleState.REJECTED:
+        return Pushed(_pushed_before(known, session=session))
+    wanted = blobs.distinct((*manifest.blobs, *manifest.spec.blobs))
+    blobs.confirm(wanted, namespace=manifest.namespace, arrived=arrived, now=now, session=session)
+    build = builds.new_build(
+        manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now
+    )
+    build.requalify = received.digest
+    if known is not None:
+        _reopen(known, session=session)
+    else:
+        _insert(received, state=BundleState.PENDING, envelope=None, now=now, session=session)
+    if not build_rows.insert(build, session):
+        raise Conflict(f"{received.digest} is being pushed by somebody else", hint="send the request again")
+    return Pushed(
+        PublishReply(bundle=received.digest, state=BundleState.PENDING, build=build.id),
+        Ticket(build=build.id),
+        queue_for(profile),
+    )
+
+
+def withdraw(
+    digest: Digest, request: WithdrawRequest, *, by: Principal, now: datetime, session: Session
+) -> BundleRow:
+    """Take a live bundle out of selection; its bytes stay. Withdrawn twice is once, and the first reason stays.
+
+    Raises BundleNotFound, also for a replacement that is no live bundle of the same model, and Conflict.
+    """
+    row = rows.find_bundle(digest, session)
+    if row is None or not by.sees(row.namespace):
+        raise bundle_not_found(digest)
+    by.require(Scope.TAG, row.namespace)
+    if row.state is BundleState.WITHDRAWN:
+        return row
+    tags.require_live(row)
+    if request.replacement is not None:
+        other = rows.find_bundle(request.replacement, session)
+        if (
+            other is None
+            or other.state is not BundleState.LIVE
+            or other.digest == digest
+            or _model(other) != _model(row)
+        ):
+            raise BundleNotFound(
+                f"the replacement {request.replacement} is no other live bundle of {row.namespace}/{row.name}",
+                hint="name a live bundle of the same model, or none",
+            )
+    changes = {"withdrawn_at": now, "withdrawn_reason": request.reason, "replacement": request.replacement}
+    rows.advance_bundle(row, BundleState.WITHDRAWN, session=session, **changes)
+    return row
+
+
+def bundle_not_found(digest: Digest) -> BundleNotFound:
+    return BundleNotFound(
+        f"there is no bundle {digest}", hint="search for bundles; it may lie in a namespace you cannot see"
+    )
+
+
+def require_namespace(received: Received, *, by: Principal) -> None:
+    """Raises Forbidden before the store is asked about a manifest that `by` may not send anyway."""
+    if not by.sees(received.manifest.namespace):
+        raise Forbidden(
+            f"the token is not for the namespace {received.manifest.namespace}",
+            hint="publish and push to a namespace of the token's",
+        )
+
+
+def _model(row: BundleRow) -> tuple[str, str]:
+    return row.namespace, row.name
+
+
+def _signed(received: Received, keys: Sequence[SigningKey]) -> Envelope:
+    manifest = received.manifest
+    statement = Statement(
+        manifest=received.digest,
+        namespace=manifest.namespace,
+        name=manifest.name,
+        build_key=manifest.build_key,
+    )
+    return sign(statement, *keys)
+
+
+def _require_current(manifest: Manifest, profile: Profile) -> None:
+    changes = changes_between(manifest.factors, factors_of(manifest.spec, profile))
+    if changes:
+        first = changes[0]
+        raise Conflict(
+            f"the bundle was built for another {profile.name}: {first.name} is {first.before}, the workers have "
+            f"{first.after}",
+            hint="build it for the profile as `list profiles` shows it",
+            details={"changes": [change.name for change in changes]},
+        )
+
+
+def _pushed_before(row: BundleRow, *, session: Session) -> PublishReply:
+    if row.state is BundleState.PENDING:
+        build = build_rows.find_live_requalify(row.digest, session)
+        return PublishReply(bundle=row.digest, state=row.state, build=build.id if build else None)
+    tags.require_live(row)
+    return PublishReply(bundle=row.digest, state=row.state, build=row.build)
+
+
+def _reopen(row: BundleRow, *, session: Session) -> None:
+    """A rejected bundle may be proven again, unless its proven form is there already."""
+    if row.replacement is not None:
+        raise Conflict(
+            f"the bundle {row.digest} was proven before, as {row.replacement}",
+            hint=f"use {row.replacement}",
+            details={"replacement": row.replacement},
+        )
+    rows.advance_bundle(row, BundleState.PENDING, session=session, withdrawn_reason="")
+
+
+def _replace(pushed: BundleRow, *, by: Digest, session: Session) -> None:
+    # Its proof changes the manifest, so the proven bundle is another one; the pushed digest leads to it.
+    rows.advance_bundle(
+        pushed,
+        BundleState.REJECTED,
+        session=session,
+        replacement=by,
+        withdrawn_reason="replaced by its proven form",
+    )
+
+
+def _insert(
+    received: Received, *, state: BundleState, envelope: Envelope | None, now: datetime, session: Session
+) -> BundleRow:
+    manifest = received.manifest
+    row = BundleRow(
+        digest=received.digest,
+        namespace=manifest.namespace,
+        name=manifest.name,
+        profile=manifest.profile.name,
+        build_key=manifest.build_key,
+        build=None,
+        manifest=received.content,
+        envelope=envelope,
+        state=state,
+        capability=manifest.profile.capability,
+        torch=manifest.profile.toolchain.torch,
+        size_bytes=manifest.size_bytes,
+        frozen=manifest.frozen,
+        speedup=worst_speedup(manifest.artifacts),
+        created_at=now,
+        published_at=now if state is BundleState.LIVE else None,
+        withdrawn_reason="",
+    )
+    if not rows.insert_bundle(row, artifacts=_artifacts(received), files=_files(received), session=session):
+        raise Conflict(
+            f"the bundle {received.digest} exists already", hint="its digest is that of its manifest"
+        )
+    return row
+
+
+def worst_speedup(artifacts: Sequence[Artifact]) -> float | None:
+    """Eager median over compiled median at the point where it is least; None where nothing was measured."""
+    speeds = (speed for artifact in artifacts for speed in artifact.speeds)
+    ratios = [speed.ratio for speed in speeds if speed.compiled.p50_us > 0 and speed.eager.p50_us > 0]
+    worst = max(ratios, default=0.0)
+    return 1 / worst if worst > 0 else None
+
+
+def _artifacts(received: Received) -> list[ArtifactRow]:
+    return [
+        ArtifactRow(
+            bundle=received.digest,
+            position=position,
+            region=artifact.region,
+            route=artifact.route,
+            capability=artifact.capability,
+            torch=received.manifest.profile.toolchain.torch,
+            coverage=describe_coverage(artifact),
+        )
+        for position, artifact in enumerate(received.manifest.artifacts)
+    ]
+
+
+def _files(received: Received) -> list[ArtifactBlobRow]:
+    manifest = received.manifest
+    owned = [(index, file) for index, artifact in enumerate(manifest.artifacts) for file in artifact.files]
+    owned += [(canary.artifact, file) for canary in manifest.canaries for file in canary.expected]
+    return [
+        ArtifactBlobRow(
+            bundle=received.digest,
+            position=position,
+            artifact=artifact,
+            path=file.path,
+            digest=file.digest,
+            size_bytes=file.size_bytes,
+        )
+        for position, (artifact, file) in enumerate(owned)
+    ]

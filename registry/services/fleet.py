@@ -1,0 +1,132 @@
+"""Workers and the profiles that they are."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from aot.errors import Conflict, InvalidProfile
+from aot.keys import queue_for
+from aot.schema.names import Name
+from aot.schema.profile import Profile
+from aot.schema.wire.workers import (
+    ProfileListing,
+    ProfileView,
+    RegisterReply,
+    RegisterRequest,
+    Scope,
+    WorkerListing,
+    WorkerView,
+)
+from registry.db import builds as build_rows
+from registry.db import fleet as rows
+from registry.services.tokens import Principal
+
+MOST_PROFILES = 16
+
+
+def register(
+    request: RegisterRequest,
+    *,
+    by: Principal,
+    live_since: datetime,
+    seen_every_seconds: float,
+    now: datetime,
+    session: Session,
+) -> RegisterReply:
+    """Make the worker known, seen now, with its profiles; return the queues that serve them, in their order.
+
+    A profile replaces one of the same name, unless another live worker holds that: then Conflict names the
+    difference. Raises Forbidden, InvalidProfile.
+    """
+    by.require(Scope.CLAIM)
+    names = [profile.name for profile in request.profiles]
+    if not 0 < len(names) <= MOST_PROFILES or len(set(names)) != len(names):
+        raise InvalidProfile(
+            f"wanted 1 to {MOST_PROFILES} profiles of different names, found {', '.join(names) or 'none'}",
+            hint="name the worker's own profile first, then the levels that it covers",
+        )
+    # In one order, so that two workers that register the same profiles at once do not wait for each other.
+    for profile in sorted(request.profiles, key=lambda profile: profile.name):
+        _put_profile(profile, worker=request.worker, live_since=live_since, now=now, session=session)
+    rows.put_worker(request.worker, names, now=now, session=session)
+    queues = tuple(dict.fromkeys(queue_for(profile) for profile in request.profiles))
+    return RegisterReply(queues=queues, seen_every_seconds=seen_every_seconds)
+
+
+def list_workers(*, by: Principal, live_since: datetime, session: Session) -> WorkerListing:
+    """Every worker; what it builds is told to those who may see that namespace."""
+    running = {
+        worker: build
+        for worker, (build, namespace) in build_rows.running_by_worker(session).items()
+        if by.sees(namespace)
+    }
+    return WorkerListing(
+        workers=tuple(
+            WorkerView(
+                name=worker.name,
+                profiles=profiles,
+                seen_at=worker.seen_at,
+                live=worker.seen_at >= live_since,
+                build=running.get(worker.name),
+            )
+            for worker, profiles in rows.list_workers(session)
+        )
+    )
+
+
+def list_profiles(*, live_since: datetime, session: Session) -> ProfileListing:
+    live = rows.live_profiles(session, seen_since=live_since)
+    queued = build_rows.queued_by_profile(session)
+    return ProfileListing(
+        profiles=tuple(
+            ProfileView(
+                profile=profile, live_workers=live.get(profile.name, 0), queued=queued.get(profile.name, 0)
+            )
+            for profile in rows.list_profiles(session)
+        )
+    )
+
+
+def _put_profile(
+    profile: Profile, *, worker: Name, live_since: datetime, now: datetime, session: Session
+) -> None:
+    row = rows.lock_profile(profile.name, session)
+    if row is None:
+        if rows.insert_profile(profile, now=now, session=session):
+            return
+        row = rows.lock_profile(profile.name, session)
+        assert row is not None, "the insert failed because the row exists"
+    if row.profile == profile:
+        return
+    holders = rows.holders_of(profile.name, seen_since=live_since, session=session)
+    others = [holder for holder in holders if holder != worker]
+    if others:
+        raise Conflict(
+            f"the profile {profile.name} is held by {', '.join(others)} with "
+            f"{'; '.join(differences(row.profile, profile))}",
+            hint="give this worker's profile another name, or stop the other worker",
+            details={"workers": others},
+        )
+    row.profile = profile
+    row.registered_at = now
+
+
+def differences(known: Profile, offered: Profile) -> Sequence[str]:
+    """Every fact in which the two differ, as people read it."""
+    before, after = _facts(known), _facts(offered)
+    return [
+        f"{name} {before.get(name)}, not {after.get(name)}"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _facts(profile: Profile) -> dict[str, object]:
+    facts: dict[str, object] = {"capability": profile.capability, "threads": profile.threads}
+    facts |= {name: getattr(profile.toolchain, name) for name in profile.toolchain.__struct_fields__}
+    if profile.device is not None:
+        facts |= {
+            f"device.{name}": getattr(profile.device, name) for name in profile.device.__struct_fields__
+        }
+    return facts | {f"package {name}": version for name, version in profile.packages.items()}

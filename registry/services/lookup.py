@@ -1,0 +1,256 @@
+"""Bundles as clients look for them: resolve and links at pod start, find in CI, search and get for people.
+
+`resolve` and `links` are the pod's only two requests (design.md, section 5).
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from aot.errors import BlobNotFound, InvalidInput, TagNotFound
+from aot.keys import factors_of, key_of
+from aot.schema.capability import Capability
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.manifest import Envelope
+from aot.schema.names import Name, Namespace, Tag
+from aot.schema.recipe import Route
+from aot.schema.spec import Blob, Spec
+from aot.schema.state import BundleState
+from aot.schema.wire.bundles import (
+    BundleListing,
+    BundleView,
+    FindReply,
+    FindRequest,
+    FindTarget,
+    ResolveReply,
+    SignedManifest,
+)
+from aot.schema.wire.workers import Scope
+from registry.db import builds as build_rows
+from registry.db import bundles as rows
+from registry.db import tags as tag_rows
+from registry.db.models import BundleRow
+from registry.services.builds import get_profile, view_of
+from registry.services.bundles import bundle_not_found
+from registry.services.paging import cursor_of, limit_of, parse_cursor
+from registry.services.tags import withdrawn
+from registry.services.tokens import Principal
+
+MOST_SPECS = 500
+MOST_DIGESTS = 100  # one lock's profiles of one model
+UNSIGNED = Envelope(payload="", signatures=())
+"""Around a pushed bundle, which only the worker that is to prove it may read."""
+
+
+def resolve(
+    namespace: Namespace, name: Name, target: str, *, by: Principal, session: Session
+) -> ResolveReply:
+    """The live bundles that a tag stands for, one a profile; or those of one digest, or several between commas.
+
+    Raises TagNotFound or BundleNotFound, also for what `by` may not read, and BundleWithdrawn where nothing that the
+    target stands for is live any more.
+    """
+    if target.startswith("sha256:"):
+        digests = _parse_digests(target)
+        # A pending bundle is readable by none but the worker that is to prove it.
+        usable = {BundleState.LIVE, BundleState.PENDING}
+        found = tuple(
+            bundle
+            for bundle in rows.resolve_pinned(namespace, name, digests, session=session)
+            if _may_resolve(bundle, namespace, by=by, session=session)
+        )
+        missing = bundle_not_found(digests[0])
+    else:
+        tag = Tag.parse(target)
+        missing = TagNotFound(
+            f"there is no {namespace}/{name}:{tag}", hint="search for bundles, or build one"
+        )
+        if not by.may(Scope.READ, namespace):
+            raise missing
+        usable = {BundleState.LIVE}
+        found = rows.resolve_tag(namespace, name, tag, session=session)
+    live = tuple(_manifest_of(bundle) for bundle in found if bundle.state in usable)
+    if live:
+        return ResolveReply(bundles=live)
+    for bundle in found:
+        if bundle.state is BundleState.WITHDRAWN:
+            raise withdrawn(bundle.digest, reason=bundle.withdrawn_reason, replacement=bundle.replacement)
+    raise missing
+
+
+def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, session: Session) -> tuple[Blob, ...]:
+    """The blobs of the bundle to link to: those wanted, or all of them.
+
+    Raises BundleNotFound, BundleWithdrawn, and BlobNotFound for a digest that the bundle does not name.
+    """
+    listed = rows.blobs_of(digest, session)
+    if listed is None:
+        raise bundle_not_found(digest)
+    if not _reads(listed.state, digest, listed.namespace, by=by, session=session):
+        raise bundle_not_found(digest)
+    if listed.state is BundleState.WITHDRAWN:
+        raise withdrawn(digest, reason=listed.withdrawn_reason, replacement=listed.replacement)
+    if not wanted:
+        return listed.blobs
+    known = {blob.digest: blob for blob in listed.blobs}
+    strangers = [blob for blob in wanted if blob not in known]
+    if strangers:
+        raise BlobNotFound(
+            f"the bundle {digest} does not name {strangers[0]}",
+            hint="ask for blobs that its manifest lists",
+            details={"digests": strangers},
+        )
+    return tuple(known[blob] for blob in dict.fromkeys(wanted))
+
+
+def find(request: FindRequest, *, by: Principal, session: Session) -> FindReply:
+    """For each spec its key, and the live bundle or the live build that answers it.
+
+    What lies in a namespace that `by` may not read is not found. Raises ProfileNotFound naming the known ones.
+    """
+    if len(request.specs) > MOST_SPECS:
+        raise InvalidInput(
+            f"wanted at most {MOST_SPECS} specs, found {len(request.specs)}", hint="ask several times"
+        )
+    profiles = {
+        name: get_profile(name, session) for name in dict.fromkeys(spec.profile for spec in request.specs)
+    }
+    asked = []
+    for spec in request.specs:
+        factors = factors_of(spec, profiles[spec.profile])
+        asked.append((spec, factors, key_of(factors)))
+    readable = [_asked(spec, key) for spec, _, key in asked if by.sees(spec.namespace)]
+    newest = rows.newest_live(readable, session)
+    bundles = {
+        found.digest: _manifest_of(found) for found in rows.resolve_digests(set(newest.values()), session)
+    }
+    live = build_rows.live_builds([one for one in readable if one not in newest], session)
+    targets = []
+    for spec, factors, key in asked:
+        bundle, build = newest.get(_asked(spec, key)), live.get(_asked(spec, key))
+        targets.append(
+            FindTarget(
+                build_key=key,
+                factors=factors,
+                bundle=bundles.get(bundle) if bundle else None,
+                build=view_of(build) if build else None,
+            )
+        )
+    return FindReply(targets=tuple(targets))
+
+
+def get(digest: Digest, *, by: Principal, session: Session) -> BundleView:
+    """The bundle in whatever state. Raises BundleNotFound, also for what `by` may not read."""
+    row = rows.find_bundle(digest, session)
+    if row is None or not by.may(Scope.READ, row.namespace):
+        raise bundle_not_found(digest)
+    return views_of([row], session)[0]
+
+
+def search(
+    *,
+    namespace: Namespace | None = None,
+    name: Name | None = None,
+    profile: Name | None = None,
+    capability: Capability | None = None,
+    torch: str | None = None,
+    state: BundleState | None = None,
+    build_key: BuildKey | None = None,
+    text: str | None = None,
+    tag: Tag | None = None,
+    route: Route | None = None,
+    after: str | None = None,
+    limit: int | None = None,
+    by: Principal,
+    session: Session,
+) -> BundleListing:
+    """The bundles that `by` may read and that match everything given, newest first. `text`: a part of the name."""
+    size = limit_of(limit)
+    found = rows.search_bundles(
+        session,
+        where={
+            "namespace": namespace,
+            "name": name,
+            "profile": profile,
+            "capability": capability,
+            "torch": torch,
+            "state": state,
+            "build_key": build_key,
+        },
+        text=text,
+        tag=tag,
+        route=route,
+        namespaces=by.namespaces,
+        after=parse_cursor(after) if after is not None else None,
+        limit=size + 1,
+    )
+    page = found[:size]
+    following = cursor_of(page[-1].created_at, page[-1].digest) if len(found) > size else None
+    return BundleListing(bundles=tuple(views_of(page, session)), next=following)
+
+
+def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
+    digests = [row.digest for row in found]
+    tags = tag_rows.tags_of(digests, session)
+    outlines = rows.outlines_of(digests, session)
+    return [
+        BundleView(
+            digest=row.digest,
+            namespace=row.namespace,
+            name=row.name,
+            profile=row.profile,
+            build_key=row.build_key,
+            state=row.state,
+            capability=row.capability,
+            torch=row.torch,
+            routes=outlines[row.digest][0],
+            regions=outlines[row.digest][1],
+            size_bytes=row.size_bytes,
+            frozen=row.frozen,
+            created_at=row.created_at,
+            published_at=row.published_at,
+            withdrawn_reason=row.withdrawn_reason,
+            replacement=row.replacement,
+            tags=tags.get(row.digest, ()),
+            speedup=row.speedup,
+        )
+        for row in found
+    ]
+
+
+def _parse_digests(target: str) -> tuple[Digest, ...]:
+    digests = tuple(dict.fromkeys(Digest.parse(digest) for digest in target.split(",")))
+    if len(digests) > MOST_DIGESTS:
+        raise InvalidInput(
+            f"wanted at most {MOST_DIGESTS} digests, found {len(digests)}", hint="ask several times"
+        )
+    return digests
+
+
+def _asked(spec: Spec, key: BuildKey) -> build_rows.Asked:
+    return spec.namespace, spec.name, key
+
+
+def _manifest_of(found: rows.Resolved) -> SignedManifest:
+    return SignedManifest(
+        digest=found.digest,
+        manifest=found.manifest.decode(),
+        envelope=found.envelope or UNSIGNED,
+        tags=found.tags,
+    )
+
+
+def _may_resolve(found: rows.Resolved, namespace: Namespace, *, by: Principal, session: Session) -> bool:
+    return _reads(found.state, found.digest, namespace, by=by, session=session)
+
+
+def _reads(
+    state: BundleState, digest: Digest, namespace: Namespace, *, by: Principal, session: Session
+) -> bool:
+    """Readers of the namespace read live and withdrawn bundles; the worker that proves a pushed one reads that one."""
+    if state in (BundleState.LIVE, BundleState.WITHDRAWN):
+        return by.may(Scope.READ, namespace)
+    if state is BundleState.PENDING and by.build is not None:
+        build = build_rows.find_build(by.build, session)
+        return build is not None and build.requalify == digest and build.attempt == by.attempt
+    return False

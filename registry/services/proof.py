@@ -1,0 +1,172 @@
+"""What a manifest must be before it is signed: canonical, the answer to this build's question, and proven. Pure.
+
+The worker measured; what is checked here is that it measured everything, and that the measurements pass. Nothing
+goes live unqualified (design.md, section 4).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from aot.errors import InvalidInput, MalformedDocument, QualificationFailed
+from aot.keys import factors_of, key_of
+from aot.schema.artifact import Artifact, Winner
+from aot.schema.codec import encode
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.factor import Factor
+from aot.schema.manifest import Manifest, decode_manifest
+from aot.schema.recipe import Randomness, Route
+from aot.schema.spec import Spec
+from aot.select import REQUIRED_GUARDS
+
+CHECKED = "checked"
+
+
+@dataclass(frozen=True)
+class Received:
+    """A manifest as it arrived: its digest is over exactly these bytes."""
+
+    manifest: Manifest
+    content: bytes
+    digest: Digest
+
+
+def read(text: str) -> Received:
+    """Raises MalformedDocument, also for a manifest that is not in the canonical encoding."""
+    content = text.encode()
+    manifest = decode_manifest(content)
+    if encode(manifest) != content:
+        raise MalformedDocument(
+            "the manifest is not in the canonical encoding",
+            hint="send the bytes that `encode_manifest` returns, unchanged",
+            details={"path": "$"},
+        )
+    return Received(manifest, content, Digest.of(content))
+
+
+def require_sound(manifest: Manifest) -> None:
+    """Raises InvalidInput for a manifest that contradicts itself or that every client would reject."""
+    problems = list(_contradictions(manifest))
+    if problems:
+        raise InvalidInput(
+            f"the manifest is not sound: {problems[0]}",
+            hint="build the bundle again with this version of aot",
+            details={"problems": problems},
+        )
+
+
+def require_answer(
+    manifest: Manifest, *, spec: Spec, factors: tuple[Factor, ...], build_key: BuildKey
+) -> None:
+    """Raises InvalidInput unless the manifest answers exactly this question."""
+    wrong = [
+        name
+        for name, found, wanted in (
+            ("spec", manifest.spec, spec),
+            ("factors", manifest.factors, factors),
+            ("build key", manifest.build_key, build_key),
+        )
+        if found != wanted
+    ]
+    if wrong:
+        raise InvalidInput(
+            f"the manifest answers another question: its {', '.join(wrong)} is not that of the build",
+            hint="publish with the token of the claim that the bundle was built for",
+            details={"differs": wrong},
+        )
+
+
+def require_same_artifacts(manifest: Manifest, pushed: Manifest) -> None:
+    """Raises InvalidInput unless only the proof differs: nobody swaps the code while proving it."""
+    before, after = ([_unproven(artifact) for artifact in one.artifacts] for one in (pushed, manifest))
+    if before != after or manifest.fingerprint != pushed.fingerprint:
+        raise InvalidInput(
+            "the proven bundle has other artifacts than the pushed one",
+            hint="prove the pushed bundle as it is; only speeds, canaries, reports and provenance may differ",
+        )
+
+
+def require_proven(manifest: Manifest) -> None:
+    """Raises QualificationFailed naming everything that is missing or did not pass."""
+    failures = list(_failures(manifest))
+    if failures:
+        raise QualificationFailed(
+            f"the bundle is not proven: {failures[0]}",
+            hint="nothing is published unproven; see the build's log",
+            details={"failures": failures},
+        )
+
+
+def _unproven(artifact: Artifact) -> Artifact:
+    return msgspec.structs.replace(artifact, speeds=(), winner=Winner.COMPILED)
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    spec, profile = manifest.spec, manifest.profile
+    if (manifest.namespace, manifest.name, profile.name) != (spec.namespace, spec.name, spec.profile):
+        yield "namespace, name or profile are not those of its spec"
+    if manifest.factors != factors_of(spec, profile) or manifest.build_key != key_of(manifest.factors):
+        yield "the build key is not that of its spec and profile"
+    if not manifest.artifacts:
+        yield "it has no artifact"
+    for index, artifact in enumerate(manifest.artifacts):
+        yield from (f"artifact {index}: {problem}" for problem in _flaws(artifact, manifest))
+    if len({(file.digest, file.size_bytes) for file in manifest.files}) != len(manifest.blobs):
+        yield "a digest is said to have two sizes"
+    if any(not 0 <= canary.artifact < len(manifest.artifacts) for canary in manifest.canaries):
+        yield "a canary belongs to no artifact"
+
+
+def _flaws(artifact: Artifact, manifest: Manifest) -> Iterator[str]:
+    if artifact.route not in manifest.spec.recipe.routes:
+        yield f"its recipe does not allow the route {artifact.route}"
+    if not manifest.profile.capability.covers(artifact.capability):
+        yield f"it is for {artifact.capability}, which {manifest.profile.capability} does not cover"
+    missing = REQUIRED_GUARDS[artifact.route] - {guard.kind for guard in artifact.host_guards}
+    if missing:
+        yield f"it lacks the host guards {', '.join(sorted(missing))}"
+    if not artifact.files:
+        yield "it has no file"
+    paths = [file.path for file in artifact.files]
+    if len(set(paths)) != len(paths):
+        yield "two of its files have the same path"
+
+
+def _failures(manifest: Manifest) -> Iterator[str]:
+    proof, recipe = manifest.qualification, manifest.spec.recipe
+    if (proof.profile, proof.torch) != (manifest.profile.name, manifest.profile.toolchain.torch):
+        yield f"it was proven on {proof.profile or 'no profile'} with torch {proof.torch or 'unknown'}"
+    if proof.start is None:
+        yield "no fresh process has loaded it"
+    else:
+        if proof.start.processes:
+            yield f"a fresh process started others: {', '.join(proof.start.processes[:5])}"
+        # The other routes load through the compiler's own cache code.
+        if proof.start.compiler_modules and all(found.route is Route.PACKAGE for found in manifest.artifacts):
+            yield f"a fresh process imported the compiler: {', '.join(proof.start.compiler_modules[:5])}"
+    if proof.recompiles:
+        yield f"it compiled again {proof.recompiles} times"
+    yield from _disagreements(manifest)
+    if recipe.require_faster and any(
+        speed.winner is not Winner.COMPILED for artifact in manifest.artifacts for speed in artifact.speeds
+    ):
+        yield "the recipe requires it to be faster than eager, and it is not at every point"
+
+
+def _disagreements(manifest: Manifest) -> Iterator[str]:
+    proof = manifest.qualification
+    for agreement in proof.agreements:
+        if not agreement.agrees:
+            yield (
+                f"artifact {agreement.artifact} at {agreement.point} differs from {agreement.reference} by "
+                f"{agreement.max_error:.3g}, eager by {agreement.eager_error:.3g}"
+            )
+    if proof.numerics != CHECKED:
+        if manifest.spec.recipe.random is not Randomness.UNCHECKED:
+            yield f"its numerics are {proof.numerics}, which the recipe does not allow"
+        return
+    compared = {agreement.artifact for agreement in proof.agreements}
+    for index in range(len(manifest.artifacts)):
+        if index not in compared:
+            yield f"artifact {index} was not compared with eager"

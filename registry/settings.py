@@ -1,0 +1,117 @@
+"""Settings: the only file of the registry that reads environment variables.
+
+| Variable              | Default                      | Meaning                                                       |
+|-----------------------|------------------------------|---------------------------------------------------------------|
+| AOT_DATA_DIR          | ~/.local/share/aot           | database, blobs, keys and tokens of the embedded service      |
+| AOT_DATABASE_URL      | SQLite in the data directory | `postgresql+psycopg://…`, or `sqlite:////…`                   |
+| AOT_BROKER_URL        | files in the data directory  | `redis://…`, `amqp://…`                                       |
+| AOT_BLOB_URL          | `directory`                  | `s3://bucket/prefix?endpoint=…&region=…`                      |
+| AOT_HOST, AOT_PORT    | 127.0.0.1, 8750              | where `serve` listens                                         |
+| AOT_PUBLIC_URL        | http://HOST:PORT             | how clients reach the service; in the links of `directory`    |
+| AOT_SIGNING_KEYS      | signing.key in the data dir  | files of Ed25519 keys, `:` between; each signs every bundle   |
+| AOT_LEASE_SECONDS     | 120                          | a worker that does not renew for so long has lost its build   |
+| AOT_MAX_ATTEMPTS      | 3                            | so many lost leases end a build                               |
+| AOT_ATTEMPT_SECONDS   | 86400                        | the token of a claim works no longer than this                |
+| AOT_RESEND_SECONDS    | 60                           | a queued build is announced again after this                  |
+| AOT_LINK_SECONDS      | 3600                         | a link to a blob works for so long                            |
+| AOT_SEEN_SECONDS      | 30                           | workers register again so often; dead after three times that  |
+| AOT_MAX_BODY_BYTES    | 67108864                     | the largest request, manifests included                       |
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from aot.errors import InvalidConfig
+
+DEFAULT_PORT = 8750
+TOKEN_FILE = "token"
+
+
+@dataclass(frozen=True)
+class Settings:
+    data_dir: Path
+    database_url: str
+    broker_url: str
+    blob_url: str
+    host: str
+    port: int
+    public_url: str
+    signing_keys: tuple[Path, ...]
+    lease: timedelta
+    max_attempts: int
+    attempt_lives: timedelta
+    resend_after: timedelta
+    link_lives: timedelta
+    seen_every: timedelta
+    max_body_bytes: int
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Raises InvalidConfig naming the variable. None: the environment of this process."""
+        read = _Reader(os.environ if environ is None else environ)
+        data_dir = Path(read.text("AOT_DATA_DIR", "~/.local/share/aot")).expanduser().absolute()
+        host, port = (
+            read.text("AOT_HOST", "127.0.0.1"),
+            read.number("AOT_PORT", DEFAULT_PORT, int, most=65535),
+        )
+        keys = read.text("AOT_SIGNING_KEYS", str(data_dir / "signing.key"))
+        return cls(
+            data_dir=data_dir,
+            database_url=read.text("AOT_DATABASE_URL", f"sqlite:///{data_dir / 'registry.sqlite3'}"),
+            broker_url=read.text("AOT_BROKER_URL", ""),
+            blob_url=read.text("AOT_BLOB_URL", "directory"),
+            host=host,
+            port=port,
+            public_url=read.text("AOT_PUBLIC_URL", f"http://{host}:{port}"),
+            signing_keys=tuple(Path(path).expanduser() for path in keys.split(os.pathsep) if path),
+            lease=read.seconds("AOT_LEASE_SECONDS", 120),
+            max_attempts=read.number("AOT_MAX_ATTEMPTS", 3, int, most=1000),
+            attempt_lives=read.seconds("AOT_ATTEMPT_SECONDS", 86400),
+            resend_after=read.seconds("AOT_RESEND_SECONDS", 60),
+            link_lives=read.seconds("AOT_LINK_SECONDS", 3600),
+            seen_every=read.seconds("AOT_SEEN_SECONDS", 30),
+            max_body_bytes=read.number("AOT_MAX_BODY_BYTES", 64 << 20, int, most=1 << 40),
+        )
+
+    @property
+    def worker_lives(self) -> timedelta:
+        """A worker is live while it was seen within this."""
+        return 3 * self.seen_every
+
+    @property
+    def embedded(self) -> bool:
+        """True where the database is this data directory's own: `serve` then migrates it by itself."""
+        return self.database_url.startswith("sqlite")
+
+    @property
+    def token_path(self) -> Path:
+        return self.data_dir / TOKEN_FILE
+
+
+@dataclass(frozen=True)
+class _Reader:
+    environ: Mapping[str, str]
+
+    def text(self, name: str, default: str) -> str:
+        return self.environ.get(name) or default
+
+    def seconds(self, name: str, default: float) -> timedelta:
+        return timedelta(seconds=self.number(name, default, float, most=10 * 365 * 86400))
+
+    def number(self, name: str, default: Any, kind: Callable[[str], Any], *, most: float) -> Any:
+        text = self.environ.get(name)
+        if not text:
+            return default
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not 0 < value <= most:
+            raise InvalidConfig(
+                f"{name} is {text[:80]!r}, wanted a number up to {most}", hint=f"the default is {default}"
+            )
+        return value

@@ -1,0 +1,156 @@
+"""`python -m registry` as processes: the token file, one server a directory, sweep, migrate, token create, signals."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def environ(data_dir: Path, **extra: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**kept, "AOT_DATA_DIR": str(data_dir), **extra}
+
+
+def run(data_dir: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "registry", *arguments]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environ(data_dir, **extra),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@contextmanager
+def serving(data_dir: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    with (data_dir / "serve.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "registry", "serve"],
+            cwd=ROOT,
+            env=environ(data_dir, AOT_PORT=str(port)),
+            stderr=log,
+        )
+    try:
+        wait_until_ready(process, data_dir, port)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], data_dir: Path, port: int) -> None:
+    for _ in range(300):
+        assert process.poll() is None, (data_dir / "serve.log").read_text()
+        try:
+            get(port, "/v1/health", (data_dir / "token").read_text().strip())
+            return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.1)
+    raise AssertionError((data_dir / "serve.log").read_text())
+
+
+def get(port: int, path: str, token: str) -> dict:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return json.load(answer)
+
+
+def test_a_server_makes_its_directory_and_stops_on_a_signal(tmp_path: Path) -> None:
+    port = free_port()
+    with serving(tmp_path, port) as process:
+        token = (tmp_path / "token").read_text().strip()
+        for name in ("token", "signing.key", "links.secret"):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        assert get(port, "/v1/ready", token) == {"ready": True, "checks": {"database": "ok", "blobs": "ok"}}
+        [key] = get(port, "/v1/keys", token)["keys"]
+
+        second = run(tmp_path, "serve", AOT_PORT=str(free_port()))
+        assert second.returncode == 5
+        assert "another registry serves" in second.stderr and "Traceback" not in second.stderr
+
+        made = run(tmp_path, "token", "create", "ci", "--scope", "read", "--namespace", "ours")
+        assert made.returncode == 0, made.stderr
+        assert get(port, "/v1/builds", made.stdout.strip()) == {"builds": []}
+        assert token not in (tmp_path / "serve.log").read_text()
+
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+        assert "Traceback" not in (tmp_path / "serve.log").read_text()
+
+    # The second start finds everything there: the same token, the same key.
+    with serving(tmp_path, port) as process:
+        assert (tmp_path / "token").read_text().strip() == token
+        assert get(port, "/v1/keys", token)["keys"] == [key]
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)
+    assert "Traceback" not in (tmp_path / "serve.log").read_text()
+
+
+def test_a_token_file_of_another_database_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("aot_stale\n")
+    port = free_port()
+    with serving(tmp_path, port):
+        assert get(port, "/v1/health", (tmp_path / "token").read_text().strip())["status"] == "ok"
+    assert (tmp_path / "token").read_text() != "aot_stale\n"
+
+
+def test_migrate_and_sweep_run_once(tmp_path: Path) -> None:
+    assert run(tmp_path, "migrate").returncode == 0
+    swept = run(tmp_path, "sweep", "--once")
+    assert swept.returncode == 0, swept.stderr
+    assert swept.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra", "said"),
+    [
+        (("serve",), {"AOT_LEASE_SECONDS": "soon"}, "AOT_LEASE_SECONDS"),
+        (("serve",), {"AOT_DATABASE_URL": "nonsense"}, "AOT_DATABASE_URL"),
+        (("serve",), {"AOT_BROKER_URL": "carrier-pigeon://"}, "AOT_BROKER_URL"),
+        (("serve",), {"AOT_BLOB_URL": "ftp://x"}, "AOT_BLOB_URL"),
+    ],
+)
+def test_wrong_settings_end_it_with_the_variable_s_name(tmp_path: Path, arguments, extra, said: str) -> None:
+    ended = run(tmp_path, *arguments, **extra)
+    assert ended.returncode == 2
+    assert said in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_signing_key_that_others_can_read_ends_it(tmp_path: Path) -> None:
+    from aot.trust import SigningKey
+
+    SigningKey.generate().save(tmp_path / "signing.key")
+    (tmp_path / "signing.key").chmod(0o644)
+    ended = run(tmp_path, "serve")
+    assert (ended.returncode, "may be used by others" in ended.stderr) == (2, True)
+
+
+def test_a_database_that_does_not_answer_ends_it_as_unavailable(tmp_path: Path) -> None:
+    url = f"postgresql+psycopg://x@127.0.0.1:{free_port()}/x"
+    ended = run(tmp_path, "sweep", "--once", AOT_DATABASE_URL=url)
+    assert ended.returncode == 5
+    assert ended.stderr.rstrip().endswith("the registry's log says more")
