@@ -5,6 +5,7 @@ are JSON; `first-output` is what the parent's clock stops at.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -33,13 +34,15 @@ def main() -> None:
         marks["call"] = time.perf_counter()
         _say("first-output", seconds=_spans(marks), modules=_compiler_modules())
         if options.measure:
-            _say("measured", **_measure(run, inputs, options.measure, options.calls), **_errors(run, module, inputs, torch))
+            speed = _measure(run, inputs, options.measure, options.calls)
+            _say("measured", **speed, **_errors(run, module, inputs, torch))
         if options.route == "save-mega-cache":
             content, _ = torch.compiler.save_cache_artifacts()
             with open(options.file, "wb") as file:
                 file.write(content)
     counters = getattr(run, "counters", None)
-    _say("done", counters=counters, tuned=_tuned(), reasons=list(getattr(run, "reasons", ())), miss=getattr(run, "last_miss", ""))
+    reasons, miss = list(getattr(run, "reasons", ())), getattr(run, "last_miss", "")
+    _say("done", counters=counters, tuned=_tuned(), reasons=reasons, miss=miss)
 
 
 def _parse() -> argparse.Namespace:
@@ -107,7 +110,7 @@ def _tuned() -> int | None:
 
 def _spans(marks: dict[str, float]) -> dict[str, float]:
     names = list(marks)
-    return {name: round(marks[name] - marks[before], 4) for before, name in zip(names, names[1:], strict=False)}
+    return {name: round(marks[name] - marks[before], 4) for before, name in itertools.pairwise(names)}
 
 
 def _compiler_modules() -> list[str]:

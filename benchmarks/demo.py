@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+from pathlib import Path
 
 from benchmarks.models import MODELS
 from benchmarks.service import ROOT, Service, running_service
@@ -21,7 +22,10 @@ def main() -> int:
     shutil.rmtree(data, ignore_errors=True)
     say(f"starting the service in {data.name}/")
     with running_service(data) as service:
-        bundles = {name: build(service, name, extra) for name, extra in (("minilm", ()), ("minilm-frozen", ("--freeze",)))}
+        bundles = {
+            "minilm": build(service, "minilm"),
+            "minilm-frozen": build(service, "minilm-frozen", "--freeze", "--weights", str(write_weights(data))),
+        }
         for reference in bundles.values():
             service.aot("pull", reference, quiet=True)
         print(service.aot("ls"))
@@ -30,7 +34,17 @@ def main() -> int:
         return show_second_weights(service, bundles["minilm"])
 
 
-def build(service: Service, name: str, extra: tuple[str, ...]) -> str:
+def write_weights(data: Path) -> Path:
+    """A checkpoint whose names are the module's own, which is what a frozen build folds in."""
+    from safetensors.torch import save_file
+
+    path = data / "minilm.safetensors"
+    module = MODEL.import_module().build_module()
+    save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
+    return path
+
+
+def build(service: Service, name: str, *extra: str) -> str:
     """Submit, follow, and return the reference pinned to the digest."""
     started = time.perf_counter()
     requirements = [part for pin in MODEL.requirements for part in ("--require", pin)]
@@ -66,7 +80,8 @@ def measure(service: Service, bundles: dict[str, str]) -> list[tuple[str, ...]]:
         start = start_child([*arguments[route], "--measure", "3"], environ[route])
         cold = route in ("JIT, cold", "Mega-Cache")  # counted by a second run on empty caches
         counted = clean_environ(caches / f"{route}-counted") if cold else environ[route]
-        rows.append(row(route, start, count_processes(arguments[route], counted), tuned(service, bundles, route, start)))
+        processes = count_processes(arguments[route], counted)
+        rows.append(row(route, start, processes, tuned(service, bundles, route, start)))
     return rows
 
 

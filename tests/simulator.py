@@ -205,15 +205,20 @@ class RegistrySimulator:
     # Endpoints
 
     def _resolve(self, namespace: str, name: str, target: str) -> ResolveReply:
-        sign_of = "@" if target.startswith("sha256:") else ":"
-        reference = Reference.parse(f"{namespace}/{name}{sign_of}{target}")
-        digests = (reference.digest,) if reference.digest else self.tags.get(reference, ())
+        if target.startswith("sha256:"):
+            pinned = [Digest.parse(digest) for digest in target.split(",")]
+            digests = tuple(digest for digest in pinned if digest in self.manifests)
+            missing: AotError = BundleNotFound(f"there is no bundle {pinned[0]}")
+        else:
+            reference = Reference.parse(f"{namespace}/{name}:{target}")
+            digests = self.tags.get(reference, ())
+            missing = TagNotFound(f"there is no {reference}")
         if not digests:
-            raise TagNotFound(f"there is no {reference}")
+            raise missing
         live = tuple(digest for digest in digests if digest not in self.withdrawn)
         if not live:
             reason = self.withdrawn[digests[0]]
-            raise BundleWithdrawn(f"{reference} was withdrawn: {reason}", details={"reason": reason})
+            raise BundleWithdrawn(f"{digests[0]} was withdrawn: {reason}", details={"reason": reason})
         return ResolveReply(bundles=tuple(self._signed(digest) for digest in live))
 
     def _find(self, request: FindRequest) -> FindReply:

@@ -4,24 +4,27 @@ import logging
 import signal
 import sys
 
-from aot.errors import AotError
+from aot.errors import AotError, Unavailable
 from worker.app import run_worker
 from worker.settings import Settings
 
 
 def main() -> int:
+    """Return the exit code: 0 when it was told to end, 2 for wrong settings, 5 for what may pass, 130 for Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Until Celery installs its own handler, whose first SIGTERM is a warm shutdown.
     signal.signal(signal.SIGTERM, _leave)
     try:
         run_worker(Settings.from_environ())
     except AotError as error:
         print(f"worker: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
-        return 2
+        return 5 if isinstance(error, Unavailable) else 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 def _leave(number: int, frame: object) -> None:
-    # Until Celery installs its own handlers; then a first SIGTERM is a warm shutdown.
     raise SystemExit(128 + number)
 
 

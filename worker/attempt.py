@@ -1,43 +1,64 @@
 """One attempt at a build, as the registry sees it: the lease renewed and progress told beside the work."""
 
+import contextlib
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aot.client import RegistryClient
-from aot.errors import AotError, BuildFinished, Forbidden, LeaseLost, NotFound, Unauthenticated
+from aot.client.retry import ONCE
+from aot.errors import AotError, BuildFinished, Forbidden, LeaseLost, NotFound, Unauthenticated, Unavailable
+from aot.schema.codec import encode
 from aot.schema.report import Phase
 from aot.schema.wire.builds import Claim
+from aot.schema.wire.errors import ErrorBody
+from worker.lines import Lines, plain
+from worker.logs import LogFiles
 
+T = TypeVar("T")
 log = logging.getLogger("worker")
 
 TELL_SECONDS = 0.5
-MOST_LINES = 1000  # waiting to be told; the oldest go first when a source floods its log
+STEP_CHARACTERS = 200
+MESSAGE_CHARACTERS, ERROR_BYTES = 4000, 1 << 20
+# How long an answer to a renewal is waited for at most; a shorter lease waits less.
+QUICK_SECONDS = 10.0
+# How long the end of an attempt waits for a registry that restarts, as long as the lease lives.
+PATIENCE_SECONDS, PAUSE_SECONDS = 600.0, 0.5
+# A process that was told to end has ten seconds before most supervisors kill it.
+PARTING_SECONDS = 4.0
+SHUTTING_DOWN = "the worker is shutting down"
+# After these no further request of this attempt can succeed.
+LOST = (LeaseLost, BuildFinished, NotFound, Forbidden, Unauthenticated)
 
 
 class Attempt:
     """Renews the lease of `claim` and tells progress from a thread of its own, until the block is left.
 
-    `stop_reason` turns from None to a text when the work must end: cancelled, or the lease lost. The work asks for
-    it; nothing is interrupted from here.
+    The work asks `should_stop`; nothing is interrupted from here. Until the lease has run out, a registry that is
+    away does no harm.
     """
 
     def __init__(self, client: RegistryClient, claim: Claim, *, stopping: threading.Event) -> None:
-        self.stop_reason: str | None = None
-        self._client = client
-        self._claim = claim
+        self.claim = claim
+        self.client = client.with_token(claim.token)
+        self._quick = self._hasty(min(QUICK_SECONDS, max(1.0, claim.lease_seconds / 4)))
         self._stopping = stopping
-        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        self._stop_reason: str | None = None
+        self._lines = Lines()
+        self._logs: LogFiles | None = None
         self._phase: Phase | None = None
         self._step = ""
         self._changed = False
-        self._lock = threading.Lock()
+        self._away = False
+        self._noting = threading.Lock()
+        self._telling = threading.RLock()  # one at a time, so that lines and phases arrive in their order
         self._finished = threading.Event()
-        self._renewed = time.monotonic()
+        self._extended()
         self._thread = threading.Thread(target=self._run, name=f"lease-{claim.build}", daemon=True)
 
     def __enter__(self) -> Self:
@@ -46,45 +67,166 @@ class Attempt:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._finished.set()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=1.0)  # a request on its way ends with the thread, and can do no harm
 
     def should_stop(self) -> str | None:
-        """Why the work must end, or None."""
-        return self.stop_reason or ("the worker is shutting down" if self._stopping.is_set() else None)
+        """Why the work must end: cancelled, the lease lost, or the worker shutting down. None: go on."""
+        if False:
+            return "the lease ran out while the registry could not be reached"
+        return self._stop_reason or (SHUTTING_DOWN if self._stopping.is_set() else None)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Take one event of a child or of the pipeline: `phase`, `step` and `line`, each optional."""
-        with self._lock:
-            if event.get("phase") in set(Phase):
-                self._phase = Phase(event["phase"])
-                self._step = str(event.get("step", ""))[:200]
-                self._changed = True
+        """Take one event of a child or of the pipeline: `phase`, `step` and `line`, each optional.
+
+        A child may run other people's code: whatever it says is made plain text of a bounded size.
+        """
+        with self._noting:
+            if (phase := _phase_of(event)) is not None:
+                step = plain(str(event.get("step", "")), STEP_CHARACTERS)
+                if (phase, step) != (self._phase, self._step):
+                    self._phase, self._step, self._changed = phase, step, True
+                    self._lines.add(f"{phase}: {step}" if step else f"{phase}")
             if line := event.get("line"):
-                self._lines.append(str(line)[:2000])
+                self._lines.add(str(line))
+
+    @contextlib.contextmanager
+    def follow(self, work: Path) -> Iterator[None]:
+        """Tell what children write to their log files below `work`, during the block."""
+        self._logs = LogFiles(work)
+        try:
+            yield
+        finally:
+            with self._telling:
+                self._read_logs(last=True)
+                self._logs = None
 
     def tell(self) -> None:
-        """Send what is new. Raises the client's errors."""
-        with self._lock:
-            lines, phase, step, changed = tuple(self._lines), self._phase, self._step, self._changed
-            self._lines.clear()
-            self._changed = False
-        if lines or changed:
-            self._note(self._client.report_progress(self._claim.build, phase=phase, step=step, lines=lines).stop)
+        """Send what is new; what could not be sent is sent next time. Raises the client's errors."""
+        with self._telling:
+            self._read_logs()
+            with self._noting:
+                taken, phase, step, changed = self._lines.take(), self._phase, self._step, self._changed
+                self._changed = False
+            if not (taken.told or changed):
+                return
+            try:
+                reply = self._quick.report_progress(self.claim.build, phase=phase, step=step, lines=taken.told)
+            except AotError:
+                with self._noting:
+                    self._lines.put_back(taken)
+                    self._changed = True
+                raise
+            self._extended()
+            self._note(reply.stop)
+
+    def settle(self) -> None:
+        """Tell the rest before a step that ends the attempt. Raises what `LOST` lists, not that nobody answers."""
+        with contextlib.suppress(Unavailable):
+            self.tell()
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns, called again while the registry is away and the lease lives.
+
+        Hours of work must not be lost because the registry restarts. `call` must be safe to repeat.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return call()
+            except Unavailable:
+                if self.should_stop() or time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+
+    def fail(self, error: AotError) -> bool:
+        """End the build with `error`. False where the registry did not take it: then the lease decides."""
+        with contextlib.suppress(AotError):
+            self.tell()
+        try:
+            self.patiently(lambda: self.client.fail(self.claim.build, error=_body_of(error)))
+        except AotError as refused:
+            log.warning("fail-not-told build=%s error=%s", self.claim.build, refused.message)
+            return False
+        return True
+
+    def release(self, reason: str) -> bool:
+        """Give the build back. False where the registry did not take it: then the lease runs out by itself."""
+        client = self.client
+        if self._stopping.is_set():
+            client = self._hasty(PARTING_SECONDS)
+        else:
+            with contextlib.suppress(AotError):
+                self.tell()
+        try:
+            client.release(self.claim.build, reason=plain(reason, 1000))
+        except AotError as refused:
+            log.warning("release-not-told build=%s error=%s", self.claim.build, refused.message)
+            return False
+        return True
+
+    def _hasty(self, seconds: float) -> RegistryClient:
+        known = self.client
+        return RegistryClient(
+            known.transport,
+            known.url,
+            self.claim.token,
+            timeout_seconds=min(known.timeout_seconds, seconds),
+            retry=ONCE,
+        )
 
     def _run(self) -> None:
         while not self._finished.wait(TELL_SECONDS):
             try:
                 self.tell()
-                if time.monotonic() - self._renewed >= self._claim.lease_seconds / 3:
-                    self._note(self._client.renew(self._claim.build).stop)
-                    self._renewed = time.monotonic()
-            except (LeaseLost, BuildFinished, NotFound, Forbidden, Unauthenticated) as error:
+                if time.monotonic() >= self._renew_at:
+                    reply = self._quick.renew(self.claim.build)
+                    self._extended()
+                    self._note(reply.stop)
+                self._away = False
+            except LOST as error:
                 self._note(error.message)
                 return
             except AotError as error:
-                # The registry is away: the work goes on, and whether the lease was lost is found out later.
-                log.warning("registry-away build=%s error=%s", self._claim.build, error.message)
+                if not self._away:
+                    log.warning("registry-away build=%s error=%s", self.claim.build, error.message)
+                self._away = True
+            except Exception:  # a fault in telling must not cost the lease
+                log.exception("fault build=%s", self.claim.build)
+
+    def _read_logs(self, *, last: bool = False) -> None:
+        if self._logs is None:
+            return
+        lines = self._logs.read(last=last)
+        with self._noting:
+            for line in lines:
+                self._lines.add(line)
+
+    def _extended(self) -> None:
+        # Counted from the answer, which is never before the registry's own count began.
+        self._lease_ends = time.monotonic() + self.claim.lease_seconds
+        self._renew_at = time.monotonic() + self.claim.lease_seconds / 3
 
     def _note(self, reason: str | None) -> None:
-        if reason and self.stop_reason is None:
-            self.stop_reason = reason
+        if reason and self._stop_reason is None:
+            self._stop_reason = reason
+
+
+def _phase_of(event: Mapping[str, Any]) -> Phase | None:
+    try:
+        return Phase(event["phase"])
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _body_of(error: AotError) -> ErrorBody:
+    body = ErrorBody.of(error)
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        if len(encode(body)) <= ERROR_BYTES:
+            return body
+    return ErrorBody(
+        code=body.code,
+        message=plain(body.message, MESSAGE_CHARACTERS),
+        hint=plain(body.hint, MESSAGE_CHARACTERS),
+        details={"left_out": "the details cannot be sent"},
+    )
+

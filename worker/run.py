@@ -14,25 +14,23 @@ from aot.errors import (
     AotError,
     BuildFinished,
     BuildNotClaimable,
-    CompileFailed,
     CompileStopped,
     Forbidden,
-    IntegrityFailed,
-    InvalidInput,
     LeaseLost,
+    LocalStorageFull,
     Unavailable,
 )
-from aot.pipeline import Question, build_bundle, fetch_source, publish_bundle, requalify_bundle
+from aot.pipeline import Question, Staged, build_bundle, fetch_source, publish_bundle, requalify_bundle
 from aot.sandbox import Bubblewrap
 from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.wire.builds import Claim
-from aot.schema.wire.errors import ErrorBody
-from worker.attempt import Attempt
+from worker.attempt import SHUTTING_DOWN, Attempt
 from worker.scratch import scratch_directory
 
 log = logging.getLogger("worker")
-SHUTTING_DOWN = "the worker is shutting down"
+# A full disk is the host's fault, and another worker may do better; but not for ever.
+MOST_HOST_FAULTS = 5
 
 
 class Ended(StrEnum):
@@ -60,8 +58,11 @@ class Bench:
 def run_build(build: str | None, bench: Bench) -> Ended:
     """Claim `build`, or the best one that waits, and carry it through. Returns how the attempt ended.
 
-    Raises Unavailable when the registry cannot be asked for work; then nothing was claimed.
+    Raises Unavailable when the registry cannot be asked for work, and what it refuses a claim with; then nothing was
+    claimed.
     """
+    if bench.stopping.is_set():
+        return Ended.NOTHING
     names = tuple(profile.name for profile in bench.profiles)
     try:
         claim = bench.client.claim(bench.name, profiles=names, build=build).claim
@@ -70,54 +71,73 @@ def run_build(build: str | None, bench: Bench) -> Ended:
     if claim is None:
         return Ended.NOTHING
     log.info("claimed build=%s attempt=%d name=%s", claim.build, claim.attempt, claim.spec.name)
-    client = bench.client.with_token(claim.token)
-    with Attempt(client, claim, stopping=bench.stopping) as attempt:
-        try:
-            _carry_through(claim, attempt, client, bench)
-            ended = Ended.PUBLISHED
-        except (CompileStopped, LeaseLost, BuildFinished) as error:
-            log.info("stopped build=%s reason=%s", claim.build, error.message)
-            ended = _release(claim, client, SHUTTING_DOWN) if bench.stopping.is_set() else Ended.STOPPED
-        except (CompileFailed, InvalidInput, IntegrityFailed, Forbidden) as error:
-            ended = _fail(claim, attempt, client, error)
-        except Unavailable as error:
-            ended = _release(claim, client, error.message)
-        except AotError as error:
-            ended = _fail(claim, attempt, client, error)
-        except OSError as error:
-            ended = _release(claim, client, f"the worker's disk or memory failed: {error}")
-        except (KeyboardInterrupt, SystemExit):
-            _release(claim, client, SHUTTING_DOWN)
-            raise
-        except Exception as error:  # a fault of ours must not end the worker, and must be seen
-            log.exception("fault build=%s", claim.build)
-            ended = _fail(claim, attempt, client, AotError(f"a fault in the worker: {type(error).__name__}: {error}"))
-    log.info("ended build=%s outcome=%s", claim.build, ended)
+    with Attempt(bench.client, claim, stopping=bench.stopping) as attempt:
+        ended = _attempt(attempt, bench)
+    log.info("ended build=%s attempt=%d outcome=%s", claim.build, claim.attempt, ended)
     return ended
 
 
-def _carry_through(claim: Claim, attempt: Attempt, client: RegistryClient, bench: Bench) -> None:
+def _attempt(attempt: Attempt, bench: Bench) -> Ended:
+    try:
+        _carry_through(attempt, bench)
+        return Ended.PUBLISHED
+    except (CompileStopped, LeaseLost, BuildFinished) as error:
+        log.info("stopped build=%s reason=%s", attempt.claim.build, error.message)
+        return _release(attempt, SHUTTING_DOWN) if bench.stopping.is_set() else Ended.STOPPED
+    except (OSError, MemoryError, LocalStorageFull) as error:
+        return _after_host_fault(attempt, error)
+    except Unavailable as error:
+        return _release(attempt, error.message)
+    except AotError as error:
+        # A shutdown that reaches the children first looks like a compiler that crashed.
+        return _release(attempt, SHUTTING_DOWN) if bench.stopping.is_set() else _fail(attempt, error)
+    except (KeyboardInterrupt, SystemExit):
+        bench.stopping.set()
+        _release(attempt, SHUTTING_DOWN)
+        raise
+    except Exception as error:  # a fault of ours must not end the worker, and must be seen
+        log.exception("fault build=%s", attempt.claim.build)
+        return _fail(attempt, AotError(f"a fault in the worker: {type(error).__name__}: {error}"))
+
+
+def _carry_through(attempt: Attempt, bench: Bench) -> None:
+    claim = attempt.claim
     _refuse_untrusted(claim, bench)
-    question = Question(spec=claim.spec, profile=claim.profile, build_key=claim.build_key, factors=claim.factors)
-    with scratch_directory(bench.scratch, claim.build) as scratch:
-        attempt.on_event({"phase": "fetching"})
-        source = fetch_source(client, claim.spec, claim.links, into=scratch / "source")
-        build = build_bundle if claim.requalify is None else requalify_bundle
-        extra = {} if claim.requalify is None else {"digest": claim.requalify, "client": client}
-        staged = build(
-            question,
-            source,
-            scratch=scratch / "work",
-            shared_caches=bench.shared_caches,
-            sandbox=bench.sandbox,
-            builder=str(bench.name),
-            on_event=attempt.on_event,
-            should_stop=attempt.should_stop,
-            **extra,
-        )
+    with scratch_directory(bench.scratch, claim.build) as scratch, attempt.follow(scratch / "work"):
+        staged = _build(attempt, bench, scratch)
         attempt.on_event({"phase": "uploading"})
-        attempt.tell()
-        publish_bundle(client, staged, build=claim.build, on_event=attempt.on_event)
+        attempt.settle()
+        attempt.patiently(
+            lambda: publish_bundle(
+                attempt.client,
+                staged,
+                build=claim.build,
+                on_event=attempt.on_event,
+                should_stop=attempt.should_stop,
+            )
+        )
+
+
+def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
+    claim = attempt.claim
+    question = Question(spec=claim.spec, profile=claim.profile, build_key=claim.build_key, factors=claim.factors)
+    attempt.on_event({"phase": "fetching"})
+    source = fetch_source(
+        attempt.client, claim.spec, claim.links, into=scratch / "source", should_stop=attempt.should_stop
+    )
+    build = build_bundle if claim.requalify is None else requalify_bundle
+    extra = {} if claim.requalify is None else {"digest": claim.requalify, "client": attempt.client}
+    return build(
+        question,
+        source,
+        scratch=scratch / "work",
+        shared_caches=bench.shared_caches,
+        sandbox=bench.sandbox,
+        builder=str(bench.name),
+        on_event=attempt.on_event,
+        should_stop=attempt.should_stop,
+        **extra,
+    )
 
 
 def _refuse_untrusted(claim: Claim, bench: Bench) -> None:
@@ -129,19 +149,17 @@ def _refuse_untrusted(claim: Claim, bench: Bench) -> None:
         )
 
 
-def _fail(claim: Claim, attempt: Attempt, client: RegistryClient, error: AotError) -> Ended:
-    try:
-        attempt.tell()
-        client.fail(claim.build, error=ErrorBody.of(error))
-    except AotError as refused:
-        log.warning("fail-not-told build=%s error=%s", claim.build, refused.message)
-    return Ended.FAILED
+def _after_host_fault(attempt: Attempt, error: Exception) -> Ended:
+    reason = f"the worker's disk or memory failed: {error or type(error).__name__}"
+    log.error("host-fault build=%s error=%s", attempt.claim.build, reason)
+    if attempt.claim.attempt < MOST_HOST_FAULTS:
+        return _release(attempt, reason)
+    return _fail(attempt, AotError(reason, hint=f"this was attempt {attempt.claim.attempt}; see the workers' disks"))
 
 
-def _release(claim: Claim, client: RegistryClient, reason: str) -> Ended:
-    try:
-        client.release(claim.build, reason=reason)
-    except AotError as refused:
-        # The lease runs out by itself.
-        log.warning("release-not-told build=%s error=%s", claim.build, refused.message)
-    return Ended.RELEASED
+def _fail(attempt: Attempt, error: AotError) -> Ended:
+    return Ended.FAILED if attempt.fail(error) else Ended.STOPPED
+
+
+def _release(attempt: Attempt, reason: str) -> Ended:
+    return Ended.RELEASED if attempt.release(reason) else Ended.STOPPED

@@ -1,10 +1,43 @@
-"""A private directory for one attempt, gone afterwards whatever happens."""
+"""Private directories: one for a worker while it lives, one for each attempt, gone afterwards whatever happens."""
 
+import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from aot.cache.locks import locked
+from aot.errors import DirectoryInUse, InvalidConfig
+from aot.schema.names import Name
+
+
+@contextmanager
+def own_scratch(root: Path, name: Name) -> Iterator[Path]:
+    """Hold the directory of the worker `name` below `root` during the block, and remove it afterwards.
+
+    Also removes what workers left behind that were killed: their locks ended with them. Raises DirectoryInUse where
+    a worker of this name lives, InvalidConfig where nothing can be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(
+            f"could not make the scratch directory {root}: {error.strerror or error}",
+            hint="set AOT_DATA_DIR to a directory that this process may write",
+        ) from error
+    with locked(_lock_of(root, name), wait_seconds=0, remove=True) as held:
+        if not held:
+            raise DirectoryInUse(
+                f"another worker named {name} works in {root}",
+                hint="stop it, or set AOT_WORKER_NAME or AOT_DATA_DIR to something else",
+            )
+        _clear(root, own=name)
+        try:
+            yield root / name
+        finally:
+            remove_tree(root / name)
 
 
 @contextmanager
@@ -15,10 +48,33 @@ def scratch_directory(root: Path, build: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
 
 
-def clear_scratch(root: Path) -> None:
-    """Remove what killed workers left behind. Call it before the first attempt of the only worker on `root`."""
-    for path in root.iterdir() if root.is_dir() else ():
-        shutil.rmtree(path, ignore_errors=True)
+def remove_tree(path: Path) -> None:
+    """Remove `path` with all it holds, also directories that a child closed to us. What resists stays."""
+    shutil.rmtree(path, ignore_errors=True)
+    if not path.is_dir():
+        return
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            inner = Path(folder, name)
+            if not inner.is_symlink():
+                with contextlib.suppress(OSError):
+                    inner.chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _clear(root: Path, *, own: Name) -> None:
+    remove_tree(root / own)
+    left = {path.name.removesuffix(".lock") for path in root.iterdir()}
+    for name in sorted(left - {own}):
+        with locked(_lock_of(root, name), wait_seconds=0, remove=True) as free:
+            if free:
+                remove_tree(root / name)
+
+
+def _lock_of(root: Path, name: str) -> Path:
+    return root / f"{name}.lock"

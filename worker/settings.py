@@ -1,13 +1,25 @@
-"""What a worker is told from outside: the only file of `worker` that reads the environment."""
+"""What a worker is told from outside: the only file of `worker` that reads the environment.
+
+| variable          | meaning                                                        | default                    |
+|-------------------|----------------------------------------------------------------|----------------------------|
+| AOT_URL           | address of the registry                                        | none: required             |
+| AOT_TOKEN         | token with the scope claim; or AOT_TOKEN_FILE                  | none: required             |
+| AOT_BROKER_URL    | `redis://…`, `amqp://…`                                        | files in the data directory|
+| AOT_DATA_DIR      | queue, scratch directories, headers that builds share          | ~/.local/share/aot         |
+| AOT_WORKER_NAME   | name in the registry, unique                                   | host name and process id   |
+| AOT_PROFILE       | the one profile to serve                                       | all that this host is      |
+| AOT_TRUST_SOURCES | namespaces whose sources may run without a sandbox             | none                       |
+"""
 
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from aot.errors import InvalidConfig
-from aot.schema.names import Name
+from aot.config import Config
+from aot.errors import AotError, InvalidConfig
+from aot.schema.names import Name, Namespace
 
 
 @dataclass(frozen=True)
@@ -15,45 +27,51 @@ class Settings:
     """One worker process. `trust_sources`: the namespaces whose sources may run here without a sandbox."""
 
     url: str
-    token: str
-    broker_url: str
+    token: str = field(repr=False)
+    broker_url: str = field(repr=False)  # may hold a password
     data_dir: Path
     name: Name
-    profile: str | None
-    trust_sources: frozenset[str]
-    seen_seconds: float = 10.0
+    profile: Name | None
+    trust_sources: frozenset[Namespace]
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Settings":
         """Raises InvalidConfig naming the variable that is missing or wrong."""
         values = os.environ if environ is None else environ
-        data_dir = Path(values.get("AOT_DATA_DIR") or Path.home() / ".local/share/aot").absolute()
+        config = Config.from_environ(values)
         return cls(
-            url=_needed(values, "AOT_URL"),
-            token=_read_token(values),
-            broker_url=values.get("AOT_BROKER_URL") or "filesystem://",
-            data_dir=data_dir,
-            name=Name.parse(values.get("AOT_WORKER_NAME") or _default_name()),
-            profile=values.get("AOT_PROFILE") or None,
-            trust_sources=frozenset(filter(None, values.get("AOT_TRUST_SOURCES", "").split(","))),
+            url=_needed("AOT_URL", config.url),
+            token=_needed("AOT_TOKEN", config.token),
+            broker_url=values.get("AOT_BROKER_URL", "").strip(),
+            data_dir=config.data_dir,
+            name=_name(values),
+            profile=config.profile,
+            trust_sources=config.trust_sources,
         )
 
 
-def _needed(values: Mapping[str, str], name: str) -> str:
-    if not values.get(name):
-        raise InvalidConfig(f"{name} is not set", hint="`aot up` sets it for the worker that it starts")
-    return values[name]
+def _needed(variable: str, value: str | None) -> str:
+    if value is None:
+        raise InvalidConfig(
+            f"{variable} is not set",
+            hint="`aot up` sets it for the worker that it starts",
+            details={"variable": variable},
+        )
+    return value
 
 
-def _read_token(values: Mapping[str, str]) -> str:
-    if file := values.get("AOT_TOKEN_FILE"):
-        try:
-            return Path(file).read_text().strip()
-        except OSError as error:
-            raise InvalidConfig(f"AOT_TOKEN_FILE {file} cannot be read: {error}") from error
-    return _needed(values, "AOT_TOKEN")
+def _name(values: Mapping[str, str]) -> Name:
+    given = values.get("AOT_WORKER_NAME", "").strip()
+    try:
+        return Name.parse(given or _default_name())
+    except AotError as error:
+        raise InvalidConfig(
+            f"AOT_WORKER_NAME: {error.message}", hint=error.hint, details={"variable": "AOT_WORKER_NAME"}
+        ) from error
 
 
 def _default_name() -> str:
-    host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname().lower()).strip("-")
-    return f"{host or 'worker'}-{os.getpid()}"[:100]
+    host = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname().lower()
+    )
+    return f"{host[:90].strip('-') or 'worker'}-{os.getpid()}"

@@ -14,11 +14,10 @@ from worker.run import Bench, run_build
 log = logging.getLogger("worker")
 
 
-
 def add_task(app: Celery, bench: Bench) -> None:
     """Register the task on `app`, working at `bench`."""
 
-    @app.task(name=BUILD_TASK, ignore_result=True)
+    @app.task(name=BUILD_TASK, ignore_result=True, typing=False)
     def build(*args: Any, **kwargs: Any) -> None:
         # Any signature is accepted: an exception before this line would be Celery's to handle, and a message
         # that cannot be read must not come back for ever.
@@ -26,10 +25,10 @@ def add_task(app: Celery, bench: Bench) -> None:
 
 
 def look(args: tuple[Any, ...], bench: Bench) -> None:
-    """Act on one message. Never raises for what a message or a build can do."""
+    """Act on one message. Never raises for what a message, a build or the registry can do."""
     try:
         ticket = decode(args[0], Ticket, what="ticket")
-    except (AotError, IndexError, TypeError) as error:
+    except (AotError, LookupError, TypeError, ValueError) as error:
         log.warning("bad-message error=%s", error)
         return
     try:
@@ -38,4 +37,6 @@ def look(args: tuple[Any, ...], bench: Bench) -> None:
         # Nothing was claimed; the sweeper sends the ticket again.
         log.warning("registry-away build=%s error=%s", ticket.build, error.message)
     except AotError as error:
-        log.error("claim-refused build=%s error=%s", ticket.build, error.message)
+        log.error("claim-refused build=%s code=%s error=%s", ticket.build, error.code, error.message)
+    except Exception:
+        log.exception("fault build=%s", ticket.build)

@@ -11,25 +11,29 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors of ours are told on stderr."""
     from aot.cli.app import create_app
-    from aot.cli.exits import Exit, exit_code_of
+    from aot.cli.exits import Exit, exit_code_of, of_system
     from aot.cli.output import say, say_error
     from aot.errors import AotError
 
     try:
         result = create_app()(arguments, prog_name="aot", standalone_mode=False)
-        return result if isinstance(result, int) else Exit.OK
+        code = result if isinstance(result, int) else Exit.OK
     except AotError as error:
         say_error(error)
-        return exit_code_of(error)
+        code = exit_code_of(error)
     except KeyboardInterrupt:
-        say("interrupted")
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has gone, as `aot ls | head` does.
-        sys.stderr.close()
-        return Exit.OK
+        code = Exit.INTERRUPTED
+    except OSError as error:
+        translated = of_system(error)
+        if translated is None:
+            raise
+        say_error(translated)
+        code = exit_code_of(translated)
     except Exception as error:
-        return _usage(error)
+        code = _usage(error)
+    if code == Exit.INTERRUPTED:
+        say("interrupted")
+    return code
 
 
 def _usage(error: Exception) -> int:
@@ -41,7 +45,9 @@ def _usage(error: Exception) -> int:
     if kind in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", Exit.INTERRUPTED))
     if hasattr(error, "format_message"):
-        say(f"error: {error.format_message()}")
-        say("  try: aot --help")
+        if text := error.format_message():  # empty where the help was shown already
+            say(f"error: {text}")
+            say("  try: aot --help")
         return Exit.BAD_INPUT
+    say("a fault of aot, not of yours; report it with what follows")
     raise error

@@ -1,8 +1,11 @@
 """`aot submit`, `build`, `wait`, `cancel`: builds on the registry's workers."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -74,61 +77,105 @@ def make_recipe(
         raise InvalidInput(str(error), hint=f"modes: {modes}; regions: {kinds}") from error
 
 
-def submit(
-    client: RegistryClient,
-    name: str,
-    *,
-    source: Path,
-    entry: str | None,
-    requirements: Sequence[str],
-    weights: Sequence[Path],
-    profile: str | None,
-    tags: Sequence[str],
-    recipe: Recipe,
-    priority: int,
-) -> SubmitReply:
-    """Pack, upload and submit one model; `name` is `[namespace/]name[:tag]`."""
-    reference = Reference.parse(name)
-    if reference.digest is not None:
-        raise InvalidInput(f"a build is named by a tag, found {name}", hint="name:tag")
-    chosen = choose_profile(client, profile)
+@dataclass(frozen=True)
+class Submission:
+    """What a user wants built, before it is packed. `profile` None: the best that fits this host."""
+
+    reference: Reference
+    tags: tuple[Tag, ...]
+    source: Path
+    entry: str | None
+    requirements: tuple[str, ...]
+    weights: tuple[Path, ...]
+    profile: str | None
+    recipe: Recipe
+
+    @classmethod
+    def parse(
+        cls,
+        name: str,
+        *,
+        source: Path,
+        entry: str | None,
+        requirements: Sequence[str],
+        weights: Sequence[Path],
+        profile: str | None,
+        tags: Sequence[str],
+        recipe: Recipe,
+    ) -> Self:
+        """`name` is `[namespace/]name[:tag]`. Raises InvalidInput."""
+        reference = Reference.parse(name)
+        if reference.tag is None:
+            raise InvalidInput(f"a build is named by a tag, found {name}", hint="name:tag")
+        moved = tuple(dict.fromkeys((reference.tag, *map(Tag.parse, tags))))
+        return cls(reference, moved, source, entry, tuple(requirements), tuple(weights), profile, recipe)
+
+
+@contextmanager
+def packed_spec(client: RegistryClient, submission: Submission) -> Iterator[tuple[Spec, PackedSource]]:
+    """The spec and its packed source, which lies in a temporary directory for as long as the block runs."""
+    # Before the registry is asked anything: a wrong path is known here.
+    check_source(submission.source, submission.entry)
+    profile = choose_profile(client, submission.profile or read_config().profile)
     with tempfile.TemporaryDirectory(prefix="aot-submit-") as scratch:
-        packed = pack(source, entry, into=Path(scratch), requirements=requirements, weights=weights)
+        packed = pack(
+            submission.source,
+            submission.entry,
+            into=Path(scratch),
+            requirements=submission.requirements,
+            weights=submission.weights,
+        )
         for path in packed.left_out:
             say(f"left out: {path}")
         spec = Spec(
-            namespace=reference.namespace,
-            name=reference.name,
+            namespace=submission.reference.namespace,
+            name=submission.reference.name,
             source=packed.source,
-            profile=chosen,
-            recipe=recipe,
+            profile=profile,
+            recipe=submission.recipe,
             weights=packed.weights,
         )
-        assert reference.tag is not None
-        moved = dict.fromkeys((reference.tag, *map(Tag.parse, tags)))
-        return submit_spec(client, spec, packed, tags=tuple(moved), priority=priority)
+        yield spec, packed
+
+
+def submit(client: RegistryClient, submission: Submission, *, priority: int) -> SubmitReply:
+    """Pack, upload and submit one model."""
+    with packed_spec(client, submission) as (spec, packed):
+        return submit_spec(client, spec, packed, tags=submission.tags, priority=priority)
+
+
+def check_source(source: Path, entry: str | None) -> None:
+    """Raises InvalidInput for a source that is not there, or a tree without an entry."""
+    if not source.exists():
+        raise InvalidInput(f"{source} does not exist", hint="--source takes a directory, or a .pt2 file")
+    if source.is_dir() and entry is None:
+        raise InvalidInput("a source tree needs an entry", hint="--entry module:function")
 
 
 def pack(
     source: Path, entry: str | None, *, into: Path, requirements: Sequence[str], weights: Sequence[Path]
 ) -> PackedSource:
-    if not source.exists():
-        raise InvalidInput(f"{source} does not exist", hint="--source takes a directory, or a .pt2 file")
     if source.is_dir():
-        if entry is None:
-            raise InvalidInput("a source tree needs an entry", hint="--entry module:function")
+        assert entry is not None
         return pack_factory(source, entry, into=into, requirements=requirements, weights=weights)
     return pack_program(source, into=into, requirements=requirements, weights=weights)
 
 
-def follow(client: RegistryClient, build: str, *, as_json: bool, log: bool) -> None:
+def follow(
+    client: RegistryClient, build: str, *, as_json: bool, log: bool, timeout_seconds: float | None = None
+) -> None:
     """Follow a build to its end; progress on stderr, the result on stdout."""
-    view = follow_build(
-        client,
-        build,
-        on_change=lambda seen: say(describe(seen)),
-        on_line=(lambda line: say(f"  | {line.text}")) if log else None,
-    )
+    try:
+        view = follow_build(
+            client,
+            build,
+            on_change=lambda seen: say(describe(seen)),
+            on_line=(lambda line: say(f"  | {line.text}")) if log else None,
+            timeout_seconds=timeout_seconds,
+        )
+    except KeyboardInterrupt:
+        say(f"build {build} goes on; `aot wait {build}` follows it, `aot cancel {build}` ends it")
+        raise
     emit(view, show_lines(view), as_json=as_json)
 
 

@@ -1,19 +1,71 @@
-"""`aot ls`, `show`, `inspect`, `verify`, `push`, `tag`, `withdraw`: bundles in the registry and on disk."""
+"""`aot ls`, `show`, `tag`: bundles in the registry."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from aot.bundle import read_bundle, verify_bundle
 from aot.cli.output import size, table
 from aot.client import RegistryClient
-from aot.errors import IntegrityFailed, InvalidInput
+from aot.errors import BuildNotFound, InvalidInput
 from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
-from aot.schema.manifest import Manifest, decode_manifest
+from aot.schema.manifest import Envelope, Manifest, decode_manifest
 from aot.schema.names import Reference
+from aot.schema.state import BundleState
+from aot.schema.wire.builds import BuildView
 from aot.schema.wire.bundles import BundleView, SignedManifest
 from aot.select import describe_coverage
-from aot.trust import TrustedKeys
+
+
+def narrow(name: str | None) -> dict[str, Any]:
+    """What a search is narrowed to by `[namespace/]name[:tag]`; a tag only where one is given."""
+    if name is None:
+        return {}
+    reference = Reference.parse(name)
+    if reference.digest is not None:
+        raise InvalidInput(f"wanted a name or a tag, found {name}", hint=f"`aot show {name}` shows one bundle")
+    narrowed: dict[str, Any] = {"namespace": reference.namespace, "name": reference.name}
+    return {**narrowed, "tag": reference.tag} if ":" in name else narrowed
+
+
+def parse_tagged(text: str) -> Reference:
+    """Read `[namespace/]name:tag`. Raises InvalidInput for a digest, or where no tag is given."""
+    reference = Reference.parse(text)
+    if reference.tag is None or ":" not in text:
+        raise InvalidInput(f"wanted name:tag, found {text}", hint="for example mini:v2")
+    return reference
+
+
+def find_build(client: RegistryClient, what: str) -> BuildView | None:
+    """The build of that id, or None: then `what` is a bundle, or names one."""
+    if any(sign in what for sign in ":/@"):
+        return None
+    try:
+        return client.get_build(what)
+    except (BuildNotFound, InvalidInput):
+        return None
+
+
+def show(client: RegistryClient, what: str) -> tuple[Any, list[str]]:
+    """The live bundles of a reference with their proof; of a bundle that is not live, its state and why."""
+    if not what.startswith("sha256:"):
+        signed = client.resolve(Reference.parse(what))
+        return signed, show_lines(signed)
+    view = client.get_bundle(Digest.parse(what))
+    if view.state is not BundleState.LIVE:
+        return view, view_lines(view)
+    signed = client.resolve(Reference(f"{view.namespace}/{view.name}@{view.digest}"))
+    return signed, show_lines(signed)
+
+
+def view_lines(view: BundleView) -> list[str]:
+    """A bundle of which only the registry's row is to be had."""
+    lines = [
+        f"bundle     {view.digest}",
+        f"model      {view.namespace}/{view.name}",
+        f"profile    {view.profile}: {view.capability}, torch {view.torch}",
+        f"state      {view.state}{f': {view.withdrawn_reason}' if view.withdrawn_reason else ''}",
+    ]
+    return [*lines, f"use        {view.replacement}"] if view.replacement else lines
 
 
 def list_lines(bundles: Sequence[BundleView]) -> list[str]:
@@ -33,18 +85,19 @@ def list_lines(bundles: Sequence[BundleView]) -> list[str]:
     return table(("model", "tags", "bundle", "profile", "state", "weights", "size", "vs eager"), rows)
 
 
-def find_bundles(client: RegistryClient, reference: str) -> tuple[SignedManifest, ...]:
-    """Every live bundle that a reference stands for."""
-    return client.resolve(Reference.parse(reference))
-
-
 def show_lines(signed: Sequence[SignedManifest]) -> list[str]:
     lines: list[str] = []
     for one in signed:
         manifest = decode_manifest(one.manifest.encode())
         lines += [*([""] if lines else []), *manifest_lines(manifest, one.digest)]
-        lines.append(f"signed by  {', '.join(signature.keyid for signature in one.envelope.signatures)}")
+        lines += [f"tags       {', '.join(one.tags)}"] if one.tags else []
+        lines.append(f"signed by  {signers(one.envelope)} (not verified here)")
     return lines
+
+
+def signers(envelope: Envelope | None) -> str:
+    """The keys that say they signed; only `aot verify` and the pod check that."""
+    return ", ".join(signature.keyid for signature in envelope.signatures) if envelope else "nobody"
 
 
 def manifest_lines(manifest: Manifest, digest: Digest) -> list[str]:
@@ -90,25 +143,3 @@ def artifact_lines(artifact: Artifact) -> list[str]:
         )
     needs = ", ".join(f"{guard.kind} {guard.value}" for guard in artifact.host_guards)
     return [*lines, f"  needs {needs}"]
-
-
-def inspect_directory(directory: Path) -> tuple[Manifest, list[str]]:
-    """Read a bundle on disk without running anything of it."""
-    if not (directory / "manifest.json").exists():
-        raise InvalidInput(f"{directory} is no bundle: it has no manifest.json")
-    stored = read_bundle(directory)
-    return stored.manifest, manifest_lines(stored.manifest, stored.digest)
-
-
-def verify_directory(directory: Path, trusted: TrustedKeys | None) -> list[str]:
-    """Return lines that say all is well. Raises IntegrityFailed with every violation."""
-    violations = verify_bundle(directory, trusted)
-    if violations:
-        raise IntegrityFailed(
-            f"{directory} has {len(violations)} violation(s): {violations[0].text}",
-            hint="fetch or build the bundle again; do not load this one",
-            details={"violations": [violation.text for violation in violations]},
-        )
-    stored = read_bundle(directory)
-    signed = "signature verified" if trusted else "signature not checked"
-    return [f"{stored.digest} whole: {len(stored.manifest.blobs)} blob(s), {signed}"]

@@ -32,7 +32,10 @@ def trusted_keys(config: Config) -> TrustedKeys:
 
 
 def choose_profile(client: RegistryClient, wanted: str | None) -> Name:
-    """Return the named profile, or the best registered one that this host's CPU covers."""
+    """Return the named profile, or the best registered one that this host's CPU covers.
+
+    Raises InvalidInput where none does.
+    """
     if wanted:
         return Name.parse(wanted)
     here = observe_environment().node.cpu

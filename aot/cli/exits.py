@@ -1,5 +1,6 @@
 """Exit codes of the `aot` command: part of its contract with CI."""
 
+import errno
 from enum import IntEnum
 
 from aot.errors import (
@@ -9,6 +10,7 @@ from aot.errors import (
     CompileFailed,
     IntegrityFailed,
     InvalidInput,
+    LocalStorageFull,
     NoCompatibleArtifact,
     RegistryError,
     Unavailable,
@@ -42,3 +44,20 @@ _FAMILIES: tuple[tuple[type[AotError], Exit], ...] = (
 def exit_code_of(error: AotError) -> Exit:
     """Return the code of the first family that `error` belongs to."""
     return next((code for family, code in _FAMILIES if isinstance(error, family)), Exit.FAULT)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PLACES = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTEMPTY),
+)
+
+
+def of_system(error: OSError) -> AotError | None:
+    """Return what an error of the operating system means to whoever named the path; None: not his to mend."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in _FULL:
+        return LocalStorageFull(f"{where}{error.strerror}", hint="free space there, or name another place")
+    if error.errno in _PLACES and error.filename:
+        return InvalidInput(f"{where}{error.strerror}", hint="check the path and who may use it")
+    return None

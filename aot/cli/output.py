@@ -1,38 +1,45 @@
 """stdout is data, stderr is talk: nothing else prints."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from aot.errors import AotError
 from aot.schema.codec import encode
 
+DETAIL_LINES = 20
+
 
 def emit(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Write `value` as one line of JSON, or its `lines` for people, to stdout."""
-    if as_json:
-        sys.stdout.write(encode(value).decode() + "\n")
-    else:
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-    sys.stdout.flush()
+    """Write `value` as one line of JSON, or its `lines` for people, to stdout.
+
+    A reader that has gone, as in `aot ls | head`, ends the writing and not the work.
+    """
+    text = encode(value).decode() + "\n" if as_json else "".join(f"{_printable(line)}\n" for line in lines)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)
 
 
 def say(text: str) -> None:
-    """Tell a person something on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell a person something on stderr; that nobody listens is no error."""
+    try:
+        print("\n".join(map(_printable, text.split("\n"))), file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
 
 
 def say_error(error: AotError) -> None:
-    """Message, then what to do, then the details that fit a terminal."""
+    """Message, then the details that fit a terminal, then what to do."""
     say(f"error: {error.message}")
     nested = error.details.get("error")
     details = nested.get("details", {}) if isinstance(nested, dict) else error.details
     for name, value in details.items():
-        text = (
-            value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        )
-        if text.strip():
-            say("\n".join(f"  {name}: {line}" if not number else f"    {line}" for number, line in _cut(text)))
+        for line in _detail_lines(name, value):
+            say(line)
     if error.hint:
         say(f"  try: {error.hint}")
 
@@ -58,6 +65,32 @@ def size(count: int) -> str:
     raise AssertionError
 
 
-def _cut(text: str) -> list[tuple[int, str]]:
-    lines = text.strip().splitlines()
-    return list(enumerate(lines[-20:]))
+def _detail_lines(name: str, value: Any) -> list[str]:
+    """The end of a long text, every entry of a list, and nothing of what is empty."""
+    if isinstance(value, list | tuple):
+        entries = [str(entry) for entry in value]
+    elif isinstance(value, dict):
+        entries = [f"{key}: {entry}" for key, entry in value.items()]
+    else:
+        entries = str("" if value is None else value).strip().splitlines()
+    if not entries:
+        return []
+    if len(entries) == 1:
+        return [f"  {name}: {entries[0]}"]
+    left_out = len(entries) - DETAIL_LINES
+    more = [f"    ({left_out} more)"] if left_out > 0 else []
+    return [f"  {name}:", *more, *(f"    {entry}" for entry in entries[-DETAIL_LINES:])]
+
+
+def _printable(line: str) -> str:
+    # Other people's words, a build's log for example, must not steer the terminal.
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line)
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere, so that the interpreter does not stumble over it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -3,14 +3,21 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from aot.bundle import StoredBundle
+from aot.cache import LocalCache
+from aot.cli.context import connect, read_config, trusted_keys
 from aot.cli.output import table
+from aot.client.connect import open_client
+from aot.config import Config
 from aot.environment import observe_environment
 from aot.environment.problems import Place, describe_problems
-from aot.errors import InvalidInput
+from aot.errors import AotError, InvalidInput
+from aot.pipeline.fetch import fetch_bundle
 from aot.runtime.pod import Pulled
 from aot.schema.codec import Response, decode
 from aot.schema.decision import Accepted, Decision, Rejected, Selection, Undecided, reasons_of
 from aot.schema.environment import Environment
+from aot.schema.names import Name, Reference
 from aot.schema.wire.errors import ErrorBody
 
 
@@ -19,6 +26,7 @@ class Report(Response, kw_only=True):
 
     environment: Environment
     problems: tuple[ErrorBody, ...]
+    registry: str = ""  # its address and version; empty where none is configured or it cannot be used
 
 
 def read_host(path: Path | None) -> Environment | None:
@@ -30,6 +38,32 @@ def read_host(path: Path | None) -> Environment | None:
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error}", hint="write it with `aot doctor --json`") from error
     return decode(content, Report, what="host file").environment
+
+
+def pull_bundle(
+    reference: str | None,
+    directory: Path,
+    *,
+    profile: str | None,
+    lock: Path | None,
+    into: Path | None,
+    host: Path | None,
+) -> StoredBundle:
+    """Write one whole bundle to the new `directory`, to be inspected, verified or carried elsewhere."""
+    if reference is None or lock is not None or host is not None:
+        raise InvalidInput(
+            "--as-bundle writes the bundle of one reference, whatever this host is",
+            hint="aot pull name:tag --as-bundle DIR, without --lock and --host",
+        )
+    config = read_config()
+    return fetch_bundle(
+        connect(config),
+        Reference.parse(reference),
+        into=directory,
+        cache=LocalCache(into or config.cache_dir, limit_bytes=config.cache_bytes),
+        trusted=trusted_keys(config),
+        profile=Name.parse(profile) if profile else None,
+    )
 
 
 def pulled_lines(pulled: Sequence[Pulled]) -> list[str]:
@@ -78,17 +112,29 @@ def environment_lines(environment: Environment) -> list[str]:
     )
 
 
-def look_around(cache: Path) -> Report:
-    """Observe this host and what is wrong with it; `cache` is where artifacts are kept."""
-    problems = tuple(
+def look_around(config: Config) -> Report:
+    """Observe this host and what is wrong with it, and with the way to its registry where one is configured."""
+    problems = [
         ErrorBody(code=problem.kind, message=problem.text, hint=problem.hint)
-        for problem in describe_problems(Place(cache=cache))
-    )
-    return Report(environment=observe_environment(), problems=problems)
+        for problem in describe_problems(Place(cache=config.cache_dir))
+    ]
+    registry = ""
+    if config.url and not config.offline:
+        try:
+            client = open_client(config.url, config.token, timeout_seconds=config.timeout_seconds, attempts=1)
+            registry = f"{config.url}, version {client.get_health().version}"
+        except AotError as error:
+            problems.append(ErrorBody.of(error))
+        if not config.trusted_keys:
+            message = "AOT_TRUSTED_KEYS is not set: no bundle of the registry will be used"
+            hint = "set it to the line that `aot up` prints, or pull by a lock that pins keys"
+            problems.append(ErrorBody(code="no-trusted-keys", message=message, hint=hint))
+    return Report(environment=observe_environment(), problems=tuple(problems), registry=registry)
 
 
 def report_lines(report: Report) -> list[str]:
     lines = environment_lines(report.environment)
+    lines += [f"registry   {report.registry}"] if report.registry else []
     for problem in report.problems:
         lines += ["", f"problem: {problem.message}", *([f"  try: {problem.hint}"] if problem.hint else [])]
     return lines if report.problems else [*lines, "", "no problem found"]

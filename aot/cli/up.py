@@ -3,29 +3,37 @@
 Starts the server parts as processes; it does not import them. They come with a checkout, not with the wheel.
 """
 
-import ctypes
+import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import signal
-import subprocess
-import sys
+import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import Self
 
 import aot
-from aot.cli.output import say
+from aot.cli.output import emit, say
+from aot.cli.parts import Parts
+from aot.client import RegistryClient
 from aot.client.connect import open_client
-from aot.errors import AotError, DirectoryInUse, InvalidConfig, Unavailable
+from aot.errors import AotError, DirectoryInUse, InvalidConfig, InvalidInput, Unauthenticated, Unavailable
+from aot.schema.names import Name
 from aot.schema.wire.workers import Scope
 
-START_SECONDS = 60.0
-STOP_SECONDS = 15.0
-PR_SET_PDEATHSIG = 1
+START_SECONDS = 120.0
+ASK_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OWN_VARIABLES = ("AOT_TOKEN", "AOT_TOKEN_FILE", "AOT_URL")
+# Where an address means "all of them", this is how the same machine reaches it.
+NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,19 @@ class Place:
     host: str
     port: int
 
+    @classmethod
+    def choose(cls, data_dir: Path, host: str, port: int) -> Self:
+        """Port 0 becomes one that is free now. Raises InvalidInput for a host that cannot be bound."""
+        return cls(data_dir, host, port or _bind(host, 0))
+
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        host = NEAR.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def logs(self) -> Path:
+        return self.data_dir / "logs"
 
     @property
     def token_file(self) -> Path:
@@ -48,32 +66,9 @@ class Place:
     def worker_token_file(self) -> Path:
         return self.data_dir / "worker-token"
 
-
-@dataclass
-class Running:
-    """The processes that were started, in order."""
-
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def ended(self) -> tuple[str, int] | None:
-        for name, process in self.processes.items():
-            code = process.poll()
-            if code is not None:
-                return name, code
-        return None
-
-    def stop(self) -> None:
-        """End the last started first; whoever does not leave in time is killed."""
-        for process in reversed(self.processes.values()):
-            if process.poll() is None:
-                process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in self.processes.values():
-            try:
-                process.wait(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    def client(self) -> RegistryClient:
+        """The administrator's, once the registry has written his token."""
+        return open_client(self.url, self.token_file.read_text().strip(), timeout_seconds=ASK_SECONDS, attempts=1)
 
 
 class _Stop(Exception):
@@ -81,30 +76,27 @@ class _Stop(Exception):
 
 
 def serve(place: Place, environ: Mapping[str, str], *, worker: bool) -> None:
-    """Serve until SIGINT or SIGTERM, then end every process and return.
+    """Serve until SIGINT, SIGTERM or SIGHUP, then end every process and return.
 
-    Raises DirectoryInUse when the directory is served already, InvalidConfig outside a checkout, Unavailable when a
-    part does not start or ends by itself.
+    Raises DirectoryInUse when the directory is served already, InvalidConfig outside a checkout, Unavailable when the
+    port is taken, or a part does not start or ends by itself.
     """
     checkout = find_checkout()
     place.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    running = Running()
-    with _claimed(place.data_dir):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _raise_stop)
+    parts = Parts(place.logs, directory=checkout)
+    with _claimed(place.data_dir), _interruptible() as disarm:
         try:
-            _start_all(running, place, checkout, environ, worker=worker)
-            while (ended := running.ended()) is None:
-                time.sleep(0.2)
-            raise _died(place, *ended)
+            _bind(place.host, place.port)
+            _start(parts, place, _shared(place, checkout, environ), worker=worker)
+            _tell(place)
+            while True:
+                parts.check()
+                time.sleep(PAUSE_SECONDS)
         except _Stop:
             say("stopping")
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
-            running.stop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
+            disarm()
+            parts.stop()
 
 
 def find_checkout() -> Path:
@@ -118,114 +110,159 @@ def find_checkout() -> Path:
     return root
 
 
-def _start_all(running: Running, place: Place, checkout: Path, environ: Mapping[str, str], *, worker: bool) -> None:
-    shared = {
-        **{name: value for name, value in environ.items() if name not in ("AOT_TOKEN", "AOT_TOKEN_FILE", "AOT_URL")},
+def _shared(place: Place, checkout: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every part: the caller's, without his own way to another registry."""
+    return {
+        "AOT_PUBLIC_URL": place.url,
+        **{name: value for name, value in environ.items() if name not in OWN_VARIABLES},
         "AOT_DATA_DIR": str(place.data_dir),
         "AOT_HOST": place.host,
         "AOT_PORT": str(place.port),
-        "AOT_PUBLIC_URL": place.url,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(checkout), environ.get("PYTHONPATH")))),
     }
-    _start(running, "registry", ["registry", "serve"], place, checkout, shared)
-    keys = _wait_until_ready(running, place)
-    _start(running, "sweeper", ["registry", "sweep", "--every", "2"], place, checkout, shared)
-    if worker:
-        _write_worker_token(place)
-        own = {"AOT_URL": place.url, "AOT_TOKEN_FILE": str(place.worker_token_file)}
-        # The sources that this user submits to his own service are his own: without bubblewrap they still run.
-        own["AOT_TRUST_SOURCES"] = environ.get("AOT_TRUST_SOURCES", "default")
-        _start(running, "worker", ["worker"], place, checkout, shared | own)
-    say(f"serving {place.data_dir} at {place.url}; logs in {place.data_dir / 'logs'}; Ctrl-C ends it")
-    for line in (
-        f"export AOT_URL={place.url}",
-        f"export AOT_TOKEN_FILE={place.token_file}",
-        f"export AOT_TRUSTED_KEYS={','.join(keys)}",
-    ):
-        print(line, flush=True)
 
 
-def _start(
-    running: Running, name: str, module: list[str], place: Place, checkout: Path, environ: Mapping[str, str]
-) -> None:
-    logs = place.data_dir / "logs"
-    logs.mkdir(exist_ok=True)
-    with (logs / f"{name}.log").open("ab") as log:
-        running.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            cwd=checkout,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C comes here alone, and the parts are ended in order
-            preexec_fn=_die_with_parent,
-        )
+def _start(parts: Parts, place: Place, shared: Mapping[str, str], *, worker: bool) -> None:
+    """Start every part, and return once builds can be submitted."""
+    parts.start("registry", ["registry", "serve"], shared)
+    _wait_until_ready(parts, place)
+    parts.start("sweeper", ["registry", "sweep", "--every", "2"], shared)
+    if not worker:
+        return
+    _ensure_worker_token(place)
+    before = _seen(place)
+    own = {"AOT_URL": place.url, "AOT_TOKEN_FILE": str(place.worker_token_file)}
+    # The sources that this user submits to his own service are his own: without bubblewrap they still run.
+    own["AOT_TRUST_SOURCES"] = shared.get("AOT_TRUST_SOURCES", "default")
+    parts.start("worker", ["worker"], {**shared, **own})
+    _wait_for_worker(parts, place, before)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def _tell(place: Place) -> None:
+    if place.host in NEAR:
+        say(f"bound to every address of this machine ({place.host}): tokens travel unencrypted, put TLS in front")
+    say(f"serving {place.data_dir} at {place.url}; logs in {place.logs}; Ctrl-C ends it")
+    exports = {
+        "AOT_URL": place.url,
+        "AOT_TOKEN_FILE": str(place.token_file),
+        "AOT_TRUSTED_KEYS": ",".join(place.client().get_keys().keys),
+    }
+    emit(exports, [f"export {name}={value}" for name, value in exports.items()], as_json=False)
 
 
-def _wait_until_ready(running: Running, place: Place) -> tuple[str, ...]:
-    """Return the registry's public keys once it answers and is ready."""
+def _wait_until_ready(parts: Parts, place: Place) -> None:
+    """Return once the registry answers and is ready."""
     deadline = time.monotonic() + START_SECONDS
     problem = "it did not answer"
     while time.monotonic() < deadline:
-        if ended := running.ended():
-            raise _died(place, *ended)
+        parts.check()
         if place.token_file.exists():
             try:
-                client = open_client(place.url, place.token_file.read_text().strip(), attempts=1)
-                ready = client.get_ready()
+                ready = place.client().get_ready()
                 if ready.ready:
-                    return client.get_keys().keys
+                    return
                 problem = str(ready.checks)
             except AotError as error:
                 problem = error.message
-        time.sleep(0.1)
-    raise Unavailable(f"the registry did not become ready in {START_SECONDS:.0f} s: {problem}")
+        time.sleep(PAUSE_SECONDS)
+    raise Unavailable(
+        f"the registry did not become ready in {START_SECONDS:.0f} s: {problem}",
+        hint=f"its log is {place.logs / 'registry.log'}",
+    )
 
 
-def _write_worker_token(place: Place) -> None:
-    """A worker's token may only claim; a new one for every start, so that a lost one is soon worthless."""
-    client = open_client(place.url, place.token_file.read_text().strip())
-    label = f"worker-{secrets.token_hex(4)}"
-    token = client.create_token(label, scopes=(Scope.CLAIM,)).token
-    temporary = place.worker_token_file.with_suffix(".new")
+def _wait_for_worker(parts: Parts, place: Place, before: Mapping[Name, datetime]) -> None:
+    """Return once the worker has registered: until then a build has no profile to be for."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        parts.check()
+        if any(before.get(name) != at for name, at in _seen(place).items()):
+            return
+        time.sleep(PAUSE_SECONDS)
+    raise Unavailable(
+        f"the worker did not register in {START_SECONDS:.0f} s", hint=f"its log is {place.logs / 'worker.log'}"
+    )
+
+
+def _seen(place: Place) -> dict[Name, datetime]:
+    return {worker.name: worker.seen_at for worker in place.client().list_workers().workers}
+
+
+def _ensure_worker_token(place: Place) -> None:
+    """Make true that the worker has a token of its own, which may only claim."""
+    path = place.worker_token_file
+    if path.exists():
+        try:
+            open_client(place.url, path.read_text().strip(), timeout_seconds=ASK_SECONDS, attempts=1).get_keys()
+            return
+        except (Unauthenticated, InvalidConfig):
+            pass  # of an earlier database
+    token = place.client().create_token(f"worker-{secrets.token_hex(4)}", scopes=(Scope.CLAIM,)).token
+    temporary = path.with_suffix(".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(token)
-    temporary.replace(place.worker_token_file)
+    temporary.replace(path)
 
 
-def _died(place: Place, name: str, code: int) -> Unavailable:
-    log = place.data_dir / "logs" / f"{name}.log"
-    tail = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else []
-    return Unavailable(f"the {name} ended with code {code}", hint=f"its log is {log}", details={"log": "\n".join(tail)})
+def _bind(host: str, port: int) -> int:
+    """Return the port that could be bound, without keeping it. Raises Unavailable where it is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Unavailable(
+                f"port {port} of {host} is in use", hint="stop what serves there, or choose another with --port"
+            ) from error
+        raise InvalidInput(
+            f"{host}:{port} cannot be bound: {error.strerror}", hint="choose an address of this machine with --host"
+        ) from error
 
 
-class _claimed:
-    """Holds the data directory for this process."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / "lock"
-        self._data_dir = data_dir
-
-    def __enter__(self) -> None:
-        self._file: IO[str] = self._path.open("a+")
+@contextlib.contextmanager
+def _claimed(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory for this process. Raises DirectoryInUse."""
+    with (data_dir / "lock").open("a+") as file:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._file.close()
+            file.seek(0)
             raise DirectoryInUse(
-                f"{self._data_dir} is served by another process already",
+                f"{data_dir} is served already, by process {file.read().strip() or 'unknown'}",
                 hint="stop it, or choose another directory with --data",
             ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator["_Disarm"]:
+    """Let the first signal raise _Stop, and ignore the others: by then the parts are being ended."""
+    disarm = _Disarm()
+    before = {number: signal.signal(number, disarm.on_signal) for number in SIGNALS}
+    try:
+        yield disarm
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _raise_stop(number: int, frame: FrameType | None) -> None:
-    raise _Stop
+class _Disarm:
+    """Call it, and no signal raises any more."""
+
+    def __init__(self) -> None:
+        self._armed = True
+
+    def __call__(self) -> None:
+        self._armed = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._armed:
+            self._armed = False
+            raise _Stop

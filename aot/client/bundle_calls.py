@@ -1,6 +1,6 @@
 """Bundles and their blobs: find, resolve, push, tag, withdraw, and the links to bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from aot.client.calls import Calls
 from aot.schema.digest import BuildKey, Digest
@@ -87,15 +87,16 @@ class BundleCalls(Calls):
         reply: FindReply = self.call("find", body=FindRequest(specs=tuple(specs)))
         return reply.targets
 
-    def resolve(self, reference: Reference) -> tuple[SignedManifest, ...]:
+    def resolve(self, reference: Reference, *, pins: Sequence[Digest] = ()) -> tuple[SignedManifest, ...]:
         """The live bundles that `reference` names: one a profile for a tag, one for a digest.
 
-        What comes back is not verified yet. Raises TagNotFound, BundleNotFound, BundleWithdrawn.
+        `pins`: of that model, those of these digests that are live, in one request. What comes back is not verified
+        yet. Raises TagNotFound, BundleNotFound, BundleWithdrawn.
         """
         path = {
             "namespace": reference.namespace,
             "name": reference.name,
-            "target": reference.digest or reference.tag or "",
+            "target": ",".join(pins) or reference.digest or reference.tag or "",
         }
         reply: ResolveReply = self.call("resolve", path=path)
         return reply.bundles

@@ -4,22 +4,23 @@ Idempotent: where everything is there, one request is made and nothing is writte
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from aot.client import RegistryClient
 from aot.errors import InvalidSource
+from aot.pipeline.lockfile import check_place, write_lock
 from aot.pipeline.source import PackedSource, pack_factory, pack_program
 from aot.runtime.fetch import verify_signed
 from aot.schema.digest import Digest
-from aot.schema.lock import Lock, LockEntry, encode_lock
+from aot.schema.lock import Lock, LockEntry
 from aot.schema.names import Name, Reference
 from aot.schema.project import ModelEntry, Project
 from aot.schema.spec import Spec
 from aot.schema.wire.builds import BuildView
-from aot.schema.wire.bundles import FindTarget
+from aot.schema.wire.bundles import FindTarget, SignedManifest
 from aot.trust import TrustedKeys
 
 
@@ -39,8 +40,19 @@ class Target:
     entry: LockEntry
 
 
-Build = Callable[[ModelEntry, Spec, PackedSource], BuildView]
-"""Build what is missing, on a worker or here, and return the published build."""
+Wait = Callable[[], BuildView]
+Start = Callable[[ModelEntry, Spec, PackedSource], Wait]
+"""Begin a build of what is missing, on a worker or here, and return how to wait for the published build."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One model on one profile, what the registry has for it, and the build on its way where it has nothing."""
+
+    model: ModelEntry
+    spec: Spec
+    answer: FindTarget
+    wait: Wait | None
 
 
 def ensure_project(
@@ -50,94 +62,82 @@ def ensure_project(
     root: Path,
     lock_path: Path,
     trusted: TrustedKeys,
-    trusted_lines: Sequence[str],
-    build: Build,
+    start: Start,
     on_target: Callable[[Target], None] = lambda target: None,
 ) -> tuple[Target, ...]:
     """Return every target, all present, and write the lock where it changed.
 
-    `root` is where the project's paths begin. Raises what `build` raises, SignatureRejected for a bundle that no
-    trusted key has signed, InvalidSource for a source that cannot be packed.
+    `root` is where the project's paths begin. All missing builds are begun before the first is waited for, so that
+    several workers share them; where one fails, the others go on and are found by the next run. Raises what `start`
+    and its `Wait` raise, SignatureRejected for a bundle that no trusted key has signed, InvalidSource for a source
+    that cannot be packed, InvalidInput for a lock that cannot be written.
     """
+    check_place(lock_path)
     targets: list[Target] = []
     with tempfile.TemporaryDirectory(prefix="aot-ensure-") as scratch:
-        packed = [
-            (model, _pack(model, root, Path(scratch) / str(number))) for number, model in enumerate(project.models)
-        ]
-        asked = [
-            (model, source, _spec(project, model, source, profile))
-            for model, source in packed
-            for profile in model.profiles
-        ]
-        answers = client.find([spec for _, _, spec in asked])
-        for (model, source, spec), answer in zip(asked, answers, strict=True):
-            new = _ensure(client, model, spec, source, answer, trusted=trusted, build=build)
-            for target in new:
+        for asked in _ask(client, project, root=root, scratch=Path(scratch), start=start):
+            for target in _ensure(client, asked, trusted=trusted):
                 on_target(target)
-            targets += new
-    write_lock(lock_path, targets, trusted_lines)
+                targets.append(target)
+    entries = tuple(target.entry for target in targets)
+    write_lock(lock_path, Lock(entries=entries, trusted_keys=tuple(str(key) for key in trusted)))
     return tuple(targets)
 
 
-def write_lock(path: Path, targets: Sequence[Target], trusted: Sequence[str]) -> bool:
-    """Write the lock by rename, unless it says the same already. Returns whether it was written."""
-    content = encode_lock(Lock(entries=tuple(target.entry for target in targets), trusted_keys=tuple(trusted)))
-    if path.exists() and path.read_bytes() == content:
-        return False
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-    return True
-
-
-def _ensure(
-    client: RegistryClient,
-    model: ModelEntry,
-    spec: Spec,
-    source: PackedSource,
-    answer: FindTarget,
-    *,
-    trusted: TrustedKeys,
-    build: Build,
-) -> list[Target]:
-    outcome, signed = Ensured.PRESENT, answer.bundle
-    if signed is None:
-        view = build(model, spec, source)
-        pinned = Reference(f"{spec.namespace}/{spec.name}@{view.bundle}")
-        outcome, signed = Ensured.BUILT, client.resolve(pinned)[0]
-    references = [Reference.parse(f"{spec.namespace}/{spec.name}:{tag}") for tag in model.tags]
-    manifest = verify_signed(signed, references[0], trusted, build_key=answer.build_key)
-    for reference in references:
-        if reference.tag is not None and reference.tag not in signed.tags:
-            client.tag(reference, signed.digest)
+def _ask(client: RegistryClient, project: Project, *, root: Path, scratch: Path, start: Start) -> list[_Asked]:
+    """Pack every source, ask for all targets in one request, and begin what is missing."""
+    wanted = []
+    for number, model in enumerate(project.models):
+        packed = _pack(model, root, scratch / str(number))
+        wanted += [(model, packed, _spec(project, model, packed, profile)) for profile in model.profiles]
+    answers = client.find([spec for _, _, spec in wanted])
     return [
-        Target(
-            reference,
-            spec.profile,
-            outcome,
-            signed.digest,
-            LockEntry(
-                reference=reference,
-                profile=spec.profile,
-                bundle=signed.digest,
-                build_key=manifest.build_key,
-                factors=manifest.factors,
-                frozen=manifest.frozen,
-            ),
+        _Asked(model, spec, answer, None if answer.bundle else start(model, spec, packed))
+        for (model, packed, spec), answer in zip(wanted, answers, strict=True)
+    ]
+
+
+def _ensure(client: RegistryClient, asked: _Asked, *, trusted: TrustedKeys) -> list[Target]:
+    """Wait for what is missing, verify, and let every tag stand where the project says."""
+    spec = asked.spec
+    outcome, signed = Ensured.PRESENT, asked.answer.bundle
+    if signed is None:
+        assert asked.wait is not None
+        outcome, signed = Ensured.BUILT, _built(client, spec, asked.wait())
+    references = [Reference.parse(f"{spec.namespace}/{spec.name}:{tag}") for tag in asked.model.tags]
+    manifest = verify_signed(signed, references[0], trusted, build_key=asked.answer.build_key)
+    for reference in references:
+        if reference.tag not in signed.tags:
+            client.tag(reference, signed.digest)
+    entries = [
+        LockEntry(
+            reference=reference,
+            profile=spec.profile,
+            bundle=signed.digest,
+            build_key=manifest.build_key,
+            factors=manifest.factors,
+            frozen=manifest.frozen,
         )
         for reference in references
     ]
+    return [Target(entry.reference, entry.profile, outcome, entry.bundle, entry) for entry in entries]
+
+
+def _built(client: RegistryClient, spec: Spec, view: BuildView) -> SignedManifest:
+    pinned = Reference(f"{spec.namespace}/{spec.name}@{view.bundle}")
+    return client.resolve(pinned)[0]
 
 
 def _pack(model: ModelEntry, root: Path, into: Path) -> PackedSource:
     weights = [root / path for path in model.weights]
-    missing = [path for path in (root / model.source, *weights) if not path.exists()]
+    place = root / model.source if model.program is None else root / model.program
+    missing = [path for path in (place, *weights) if not path.exists()]
     if missing:
         raise InvalidSource(f"model {model.name}: {missing[0]} does not exist", hint="paths are relative to aot.toml")
     if model.program is not None:
-        return pack_program(root / model.program, into=into, requirements=model.requirements, weights=weights)
+        return pack_program(place, into=into, requirements=model.requirements, weights=weights)
     assert model.entry is not None
-    return pack_factory(root / model.source, model.entry, into=into, requirements=model.requirements, weights=weights)
+    return pack_factory(place, model.entry, into=into, requirements=model.requirements, weights=weights)
 
 
 def _spec(project: Project, model: ModelEntry, packed: PackedSource, profile: Name) -> Spec:

@@ -1,16 +1,18 @@
 """Sources on their way: packed by whoever submits, fetched and opened by whoever builds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot.cache.incoming import incoming
+from aot.cache.incoming import Incoming, incoming
 from aot.client import RegistryClient
-from aot.errors import BlobNotFound, InvalidSource
+from aot.errors import BlobNotFound, CompileStopped, InvalidSource
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob, FactorySource, File, ProgramSource, Source, Spec
 from aot.schema.wire.blobs import Link
 from aot.source import blob_of, pack_tree, unpack_tree
+
+ShouldStop = Callable[[], str | None]
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,18 @@ def pack_program(
     return PackedSource(source, files, {blob.digest: stripped, **paths})
 
 
-def fetch_source(client: RegistryClient, spec: Spec, links: Sequence[Link], *, into: Path) -> OpenedSource:
-    """Fetch every blob of `spec` by its link, verified while it is written, and open the source below `into`."""
+def fetch_source(
+    client: RegistryClient,
+    spec: Spec,
+    links: Sequence[Link],
+    *,
+    into: Path,
+    should_stop: ShouldStop = lambda: None,
+) -> OpenedSource:
+    """Fetch every blob of `spec` by its link, verified while it is written, and open the source below `into`.
+
+    A text that `should_stop` returns ends it with CompileStopped, also in the middle of a large blob.
+    """
     into.mkdir(parents=True, exist_ok=True)
     by_digest = {link.digest: link for link in links}
     places: dict[Digest, Path] = {}
@@ -79,14 +91,37 @@ def fetch_source(client: RegistryClient, spec: Spec, links: Sequence[Link], *, i
         if link is None:
             raise BlobNotFound(f"the claim has no link for {blob.digest}", hint="submit the build again")
         places[blob.digest] = into / blob.digest.hex
-        download(client, link, blob, places[blob.digest])
+        download(client, link, blob, places[blob.digest], should_stop=should_stop)
     return open_source(spec, places, into=into)
 
 
-def download(client: RegistryClient, link: Link, blob: Blob, into: Path) -> None:
-    """Write the blob behind `link` to the new file `into`. Raises DigestMismatch, SizeMismatch; then no file is left."""
+def download(
+    client: RegistryClient, link: Link, blob: Blob, into: Path, *, should_stop: ShouldStop = lambda: None
+) -> None:
+    """Write the blob behind `link` to the new file `into`.
+
+    Raises DigestMismatch, SizeMismatch, and CompileStopped with the text of `should_stop`; then no file is left.
+    """
     with incoming(into.parent, blob, into) as writer:
-        client.get_blob(link, writer, limit_bytes=blob.size_bytes)
+        client.get_blob(link, _UntilStopped(writer, should_stop), limit_bytes=blob.size_bytes)
+
+
+def raise_if_stopped(should_stop: ShouldStop) -> None:
+    """Raises CompileStopped with the reason, if there is one."""
+    if reason := should_stop():
+        raise CompileStopped(f"the build was stopped: {reason}")
+
+
+class _UntilStopped:
+    """A blob on its way in that may be given up at every chunk."""
+
+    def __init__(self, writer: Incoming, should_stop: ShouldStop) -> None:
+        self._writer = writer
+        self._should_stop = should_stop
+
+    def write(self, chunk: bytes) -> None:
+        raise_if_stopped(self._should_stop)
+        self._writer.write(chunk)
 
 
 def open_source(spec: Spec, places: Mapping[Digest, Path], *, into: Path) -> OpenedSource:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
-from aot.errors import AotError, BuildFailed
+from aot.errors import AotError, BuildFailed, Unavailable
 from aot.pipeline.source import PackedSource
 from aot.schema.names import Tag
 from aot.schema.spec import Spec
@@ -12,6 +12,8 @@ from aot.schema.state import BuildState
 from aot.schema.wire.builds import BuildView, LogLine, SubmitReply
 
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.2, 2.0
+# A registry that restarts must not end a CI job that follows an hour's build.
+AWAY_SECONDS = 60.0
 
 
 def submit_spec(
@@ -32,29 +34,31 @@ def follow_build(
 ) -> BuildView:
     """Return the build once it is published; `on_change` sees every state and step on the way.
 
-    Raises BuildFailed when it failed, was cancelled, or `timeout_seconds` passed.
+    Raises BuildFailed when it failed, was cancelled, or `timeout_seconds` passed; Unavailable when the registry has
+    not answered for AWAY_SECONDS.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    pause, seen, last_line = FIRST_POLL_SECONDS, None, 0
+    log = _Log(client, build, on_line)
+    answered, pause, seen, view = time.monotonic(), FIRST_POLL_SECONDS, None, None
     while True:
-        view = client.get_build(build)
-        if on_line is not None:
-            for line in client.get_build_log(build, after=last_line).lines:
-                on_line(line)
-                last_line = line.sequence
-        now = (view.state, view.attempt, view.phase, view.step, view.waiting)
-        if now != seen:
-            seen, pause = now, FIRST_POLL_SECONDS
-            on_change(view)
-        if view.state is BuildState.PUBLISHED:
-            return view
-        if view.state.finished:
-            raise failure_of(view)
+        try:
+            view = client.get_build(build)
+            log.read()
+            answered = time.monotonic()
+        except Unavailable:
+            if time.monotonic() - answered > AWAY_SECONDS:
+                raise
+        if view is not None:
+            now = (view.state, view.attempt, view.phase, view.step, view.waiting)
+            if now != seen:
+                seen, pause = now, FIRST_POLL_SECONDS
+                on_change(view)
+            if view.state is BuildState.PUBLISHED:
+                return view
+            if view.state.finished:
+                raise failure_of(view)
         if deadline is not None and time.monotonic() > deadline:
-            raise BuildFailed(
-                f"build {build} is still {view.state} after {timeout_seconds:.0f} s",
-                hint=view.waiting or f"`aot wait {build}` follows it on",
-            )
+            raise _late(build, view, timeout_seconds)
         time.sleep(pause)
         pause = min(pause * 1.3, LAST_POLL_SECONDS)
 
@@ -70,4 +74,29 @@ def failure_of(view: BuildView) -> AotError:
         f"build {view.id} of {view.name} failed: {error.message}",
         hint=error.hint or f"`aot show {view.id}` has its log",
         details={"error": {"code": error.code, "message": error.message, "details": error.details}},
+    )
+
+
+class _Log:
+    """A build's log, every line handed on once."""
+
+    def __init__(self, client: RegistryClient, build: str, on_line: Callable[[LogLine], None] | None) -> None:
+        self._client = client
+        self._build = build
+        self._on_line = on_line
+        self._last: int | None = None
+
+    def read(self) -> None:
+        """Hand on all that is new."""
+        while self._on_line and (lines := self._client.get_build_log(self._build, after=self._last).lines):
+            for line in lines:
+                self._on_line(line)
+                self._last = line.sequence
+
+
+def _late(build: str, view: BuildView | None, timeout_seconds: float | None) -> BuildFailed:
+    state = view.state if view else "not known"
+    return BuildFailed(
+        f"build {build} is still {state} after {timeout_seconds:.0f} s",
+        hint=view.waiting if view and view.waiting else f"`aot wait {build}` follows it on",
     )

@@ -159,9 +159,10 @@ def bind_call(spec: CallSpec, signature: Signature) -> BoundCall:
     Raises BindingFailed when the signature cannot be the one that was exported, or when the trees hold a type that
     this process does not know.
     """
-    # `*args` and `**kwargs` are no names that a call could use, and are not recorded.
-    names = tuple(name for name, parameter in signature.parameters.items() if parameter.kind not in _VARIADIC)
-    if spec.parameters and names != spec.parameters:
+    names = tuple(signature.parameters)
+    # A call cannot use the names of `*args` and `**kwargs`, and need not record them.
+    usable = tuple(name for name in names if signature.parameters[name].kind not in _VARIADIC)
+    if spec.parameters and spec.parameters not in (names, usable):
         raise BindingFailed(
             f"wanted a forward with the parameters {list(spec.parameters)}, found {list(names)}",
             hint="the module is not the one that was compiled",

@@ -114,6 +114,20 @@ class Container:
         if earlier is not None:
             earlier.release()
 
+    def keep_own(self) -> None:
+        """Let the program run on the tensors that a frozen build put inside the object.
+
+        Only for an artifact that is known to be frozen: another one has none inside, and running it would crash.
+        Raises BindingFailed when something is bound already, or the container is closed.
+        """
+        with self._lock:
+            self._open_handle()
+            if self._bound is not None:
+                raise BindingFailed("tensors are bound already", hint="open a container of its own")
+            slots = self._take_slots()
+            self._bound = _Bound([])
+            self._return_slots(slots)
+
     @property
     def is_bound(self) -> bool:
         return self._bound is not None

@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Left out of every tree, whatever the file says: history, environments and what Python and its tools write.
+# Left out of every tree, whatever the file says: history, environments, what Python and its tools write, and what
+# says how to build: a lock in its own source would make a new source of every build.
 ALWAYS = frozenset(
     (
         *(".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", ".ipynb_checkpoints", ".DS_Store"),
         *(".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"),
+        *("aot.toml", "aot.lock"),
     )
 )
 ALWAYS_SUFFIXES = (".pyc", ".pyo")

@@ -258,3 +258,16 @@ def test_a_manifest_that_contradicts_itself_is_refused() -> None:
     for inputs, outputs in [((leaf,), (leaf, leaf)), ((leaf, leaf), (leaf,))]:
         with pytest.raises(BindingFailed, match="the manifest describes 1"):
             bind_call(CallSpec(in_spec=tree, out_spec=tree, inputs=inputs, outputs=outputs), signature(two))
+
+
+def test_names_of_variadic_parameters_need_not_be_recorded() -> None:
+    tree = pytree.treespec_dumps(pytree.tree_structure(((0, 0), {"z": 0})))
+    leaves = tuple(Leaf(kind=LeafKind.TENSOR, path=path) for path in ("args[0]", "args[1]", "kwargs['z']"))
+    one = pytree.treespec_dumps(pytree.tree_structure(0))
+    for names, fits in ((("x",), True), (("x", "rest", "others"), True), (("y",), False)):
+        spec = CallSpec(in_spec=tree, out_spec=one, inputs=leaves, outputs=leaves[:1], parameters=names)
+        if fits:
+            assert same(bind_call(spec, signature(variadic)).flatten((X, Y), {"z": Z}), X, Y, Z)
+        else:
+            with pytest.raises(BindingFailed, match=r"found \['x', 'rest', 'others'\]"):
+                bind_call(spec, signature(variadic))

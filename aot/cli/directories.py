@@ -1,0 +1,68 @@
+"""`aot inspect`, `verify`, `push`: bundles on disk, which `aot pull --as-bundle` and `aot build --here` write."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aot.bundle import StoredBundle, read_bundle, verify_bundle
+from aot.cli.bundles import manifest_lines, signers
+from aot.client import RegistryClient
+from aot.errors import IntegrityFailed, InvalidInput, MalformedDocument, SignatureRejected
+from aot.pipeline import push_bundle
+from aot.pipeline.build import read_staged
+from aot.schema.manifest import Manifest
+from aot.schema.names import Reference, Tag
+from aot.schema.wire.bundles import PublishReply
+from aot.trust import TrustedKeys
+
+HINT = "fetch or build the bundle again; do not load this one"
+
+
+def inspect(directory: Path) -> tuple[Manifest, list[str]]:
+    """Read the manifest of a bundle on disk; its blobs are not looked at. Raises IntegrityFailed, InvalidInput."""
+    _require_directory(directory)
+    try:
+        stored = read_bundle(directory)
+    except MalformedDocument as error:
+        raise IntegrityFailed(f"{directory}: {error.message}", hint=HINT, details=error.details) from error
+    lines = manifest_lines(stored.manifest, stored.digest)
+    return stored.manifest, [*lines, f"signed by  {signers(stored.envelope)} (`aot verify` checks it)"]
+
+
+def verify(directory: Path, trusted: TrustedKeys, *, reference: str | None) -> StoredBundle:
+    """Return the bundle: whole, signed by a trusted key, and the one that `reference` names where it is given.
+
+    Raises IntegrityFailed with every violation, SignatureRejected for another bundle than the one wanted.
+    """
+    stored = _require_whole(directory, trusted)
+    if reference is not None:
+        wanted, manifest = Reference.parse(reference), stored.manifest
+        found = Reference(f"{manifest.namespace}/{manifest.name}@{stored.digest}")
+        if wanted.pinned_to(wanted.digest or stored.digest) != found:
+            raise SignatureRejected(f"{directory} is {found}, wanted {reference}", hint="it is another bundle")
+    return stored
+
+
+def push(client: RegistryClient, directory: Path, *, tags: Sequence[str]) -> PublishReply:
+    """Upload a whole bundle. Raises IntegrityFailed, BlobMissing for a source that the registry lacks."""
+    moved = tuple(map(Tag.parse, tags))
+    _require_whole(directory, None)
+    return push_bundle(client, read_staged(directory), tags=moved)
+
+
+def _require_whole(directory: Path, trusted: TrustedKeys | None) -> StoredBundle:
+    _require_directory(directory)
+    violations = verify_bundle(directory, trusted)
+    if violations:
+        raise IntegrityFailed(
+            f"{directory} has {len(violations)} violation(s): {violations[0].text}",
+            hint=HINT,
+            details={"violations": [f"{violation.path}: {violation.text}" for violation in violations]},
+        )
+    return read_bundle(directory)
+
+
+def _require_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise InvalidInput(
+            f"{directory} is no directory", hint="`aot pull REFERENCE --as-bundle DIR` writes a bundle to one"
+        )

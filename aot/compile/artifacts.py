@@ -1,0 +1,227 @@
+"""Makes the artifacts of one opened program: each region at each point of its coverage."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from aot.compile.constants import account_for, describe_parameters, save_lifted, wanted_constants
+from aot.compile.cover import answered_ranges, left_over, narrow
+from aot.compile.export import Exported, export_point, sizes_from_one
+from aot.compile.guards import Described, describe
+from aot.compile.host import capability_of, host_guards, route_facts
+from aot.compile.inductor import CompiledPackage, compile_package
+from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
+from aot.compile.options import inductor_settings, mode_notes
+from aot.compile.program import Program, forward_parameters
+from aot.compile.refuse import refuse_random, refuse_state
+from aot.compile.shapes import Point, plan_points
+from aot.compile.units import Unit, UnitPlanner
+from aot.errors import BackendFailed, SourceNotExportable
+from aot.facts import read_elf
+from aot.runtime.container import Container
+from aot.runtime.fingerprint import fingerprint
+from aot.runtime.weights import WEIGHTS_FACT, digest_weights
+from aot.schema.artifact import Artifact, ConstantMeta, Coverage
+from aot.schema.digest import Digest
+from aot.schema.factor import Fingerprint
+from aot.schema.recipe import Route
+from aot.schema.report import CompileReport, Phase, RegionReport
+from aot.schema.spec import File
+
+MOST_PIECES = 3  # times that a left-over range is compiled again
+
+
+class PhaseLog(Protocol):
+    seconds: dict[str, float]
+
+    def phase(self, phase: Phase, step: str = "") -> Any:
+        """A context in which the work is in `phase`."""
+
+
+class ArtifactMaker:
+    """The settings of one job, applied to one unit at one point after the other."""
+
+    def __init__(self, job: CompileJob, program: Program, *, isa: str, progress: PhaseLog) -> None:
+        self._job = job
+        self._program = program
+        self._isa = isa
+        self._progress = progress
+        self._settings = inductor_settings(job.recipe, job.profile)
+        self._tree = Path(job.tree) if job.tree else None
+        self._planner = UnitPlanner(program, job.recipe.regions, tree=self._tree)
+        self._warnings = list(mode_notes(job.recipe, job.profile))
+
+    def make(self) -> CompileOutcome:
+        """Export and compile everything. Raises the families CompileFailed and InvalidSpec."""
+        with self._progress.phase(Phase.LOADING):
+            identity = self._identify()
+            parameters = describe_parameters(self._program.module)
+        made = list(self._make_all())
+        artifacts = tuple(artifact for artifact, _ in made)
+        return CompileOutcome(
+            artifacts=artifacts,
+            fingerprint=identity,
+            parameters=parameters,
+            report=self._report(tuple(report for _, report in made), artifacts),
+        )
+
+    def _identify(self) -> Fingerprint:
+        if self._job.program:
+            # Only the graph is known, so a live module is held to names, forms and ties of its tensors alone.
+            return Fingerprint(digest=Digest.of(Path(self._job.program).read_bytes()))
+        return fingerprint(self._program.module)
+
+    def _make_all(self) -> Iterator[tuple[Artifact, RegionReport]]:
+        waiting = [
+            unit for point in plan_points(self._program, self._job.recipe) for unit in self._planner.units_at(point)
+        ]
+        if not waiting:
+            raise SourceNotExportable(
+                "no repeated block can be compiled by itself",
+                hint='set regions = "whole"; the details say what is in the way',
+                details={"region": "", "left_out": list(self._planner.notes)},
+            )
+        index = 0
+        while waiting:
+            unit = waiting.pop(0)
+            step = f"{index + 1} of {index + 1 + len(waiting)}: {unit.label}, {unit.whole.label}"
+            artifact, report, rest = self._make_one(index, step, unit)
+            yield artifact, report
+            index += 1
+            if rest and unit.pieces >= MOST_PIECES:
+                self._warnings.append(f"{unit.label}: {', '.join(one.label for one in rest)} stays uncovered")
+                continue
+            for point in reversed(rest):
+                again = self._planner.units_at(point, instances=unit.instances, pieces=unit.pieces + 1)
+                waiting = [*again, *waiting]
+
+    def _make_one(self, index: int, step: str, unit: Unit) -> tuple[Artifact, RegionReport, tuple[Point, ...]]:
+        """Return the artifact for `unit` and its report; and points for what it turned out not to cover."""
+        into = Path(self._job.out) / ARTIFACTS_DIRECTORY / str(index)
+        if unit.point.from_one:
+            try:
+                with sizes_from_one():
+                    return self._attempt(into, step, unit)
+            except (SourceNotExportable, BackendFailed):
+                # Not every program goes through that way; by default sizes of 1 become a piece of their own.
+                shutil.rmtree(into, ignore_errors=True)
+        return self._attempt(into, step, unit)
+
+    def _attempt(self, into: Path, step: str, unit: Unit) -> tuple[Artifact, RegionReport, tuple[Point, ...]]:
+        parameters = forward_parameters(unit.module)
+        into.mkdir(parents=True)
+        with self._progress.phase(Phase.EXPORTING, step):
+            exported = export_point(unit.module, unit.point, region=unit.region, tree=self._tree)
+            self._refuse(exported, unit)
+            # For its refusals; what the guards are is known once Inductor has decided.
+            describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
+        with self._progress.phase(Phase.COMPILING, step):
+            scratch = Path(self._job.build)
+            package = compile_package(exported, self._settings, region=unit.region, into=into, scratch=scratch)
+            constants, saved = self._account(exported, unit, package)
+        described = describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
+        ranges = answered_ranges(unit.point, described)
+        whole = narrow(unit.whole, ranges)
+        artifact = self._record(unit, whole.coverage, described, package, constants, (*package.files, *saved))
+        report = region_report(unit, whole.label, exported, package)
+        return artifact, report, tuple(left_over(unit.whole, ranges))
+
+    def _refuse(self, exported: Exported, unit: Unit) -> None:
+        drawn = refuse_random(exported.program.graph_module, self._job.recipe, region=unit.region)
+        if drawn:
+            self._warnings.append(f"{unit.label} draws random numbers: {', '.join(drawn)}")
+        if self._job.recipe.freeze:
+            refuse_state(exported.mutated, region=unit.region)
+
+    def _account(
+        self, exported: Exported, unit: Unit, package: CompiledPackage
+    ) -> tuple[tuple[ConstantMeta, ...], tuple[str, ...]]:
+        if self._job.recipe.freeze:
+            return (), ()
+        wanted = wanted_constants(exported, unit.module)
+        family = self._job.profile.capability.family
+        constants = account_for(asked_names(package.library, family), wanted, region=unit.region)
+        return constants, save_lifted(constants, wanted, package.directory)
+
+    def _record(
+        self,
+        unit: Unit,
+        coverage: Coverage,
+        described: Described,
+        package: CompiledPackage,
+        constants: tuple[ConstantMeta, ...],
+        paths: tuple[str, ...],
+    ) -> Artifact:
+        profile, recipe = self._job.profile, self._job.recipe
+        elf = read_elf(package.library)
+        cubins = [package.directory / path for path in package.files if path.endswith(".cubin")]
+        capability = capability_of(profile, cubins)
+        facts = route_facts(recipe, profile, self._settings, self._isa)
+        if recipe.freeze:
+            # The loader compares: a frozen artifact would run any other checkpoint on the weights it has inside.
+            facts[WEIGHTS_FACT] = digest_weights(unit.module)
+        return Artifact(
+            region=unit.region,
+            instances=unit.instances,
+            route=Route.PACKAGE,
+            capability=capability,
+            coverage=coverage,
+            files=tuple(file_of(package.directory, path) for path in sorted(paths)),
+            host_guards=host_guards(elf, profile, torch=profile.toolchain.torch, capability=capability),
+            input_guards=described.input_guards,
+            call=described.call,
+            inputs=described.inputs,
+            outputs=described.outputs,
+            constants=constants,
+            elf=elf,
+            kernels=package.kernels,
+            facts=facts,
+        )
+
+    def _report(self, regions: tuple[RegionReport, ...], artifacts: tuple[Artifact, ...]) -> CompileReport:
+        toolchain = self._job.profile.toolchain
+        facts = {"torch": toolchain.torch, "compiler": toolchain.compiler, "libc": toolchain.libc}
+        facts |= {name: value for name, value in (("triton", toolchain.triton), ("cuda", toolchain.cuda)) if value}
+        for artifact in artifacts[:1]:
+            facts |= {name: artifact.facts[name] for name in ("march", "simdlen", "isa") if name in artifact.facts}
+            if artifact.elf is not None:
+                facts |= {"libc_floor": artifact.elf.libc_floor or "", "needed": ", ".join(artifact.elf.needed)}
+        return CompileReport(
+            regions=regions,
+            toolchain=facts,
+            phases=dict(self._progress.seconds),
+            options={name: str(value) for name, value in sorted(self._settings.items())},
+            warnings=tuple(dict.fromkeys((*self._warnings, *self._planner.notes))),
+        )
+
+
+def asked_names(library: Path, family: str) -> tuple[str, ...]:
+    """Return the names of every tensor that a compiled program asks for. Raises LoadFailed."""
+    place = "cpu" if family == "cpu" else "cuda:0"
+    container = Container.open(library, device=place, cubins=library.parent.parent / "cubin", num_models=1)
+    try:
+        return tuple(slot.fqn or slot.name for slot in container.constants)
+    finally:
+        container.close()
+
+
+def file_of(directory: Path, path: str) -> File:
+    """Hash one file of an artifact."""
+    content = (directory / path).read_bytes()
+    return File(path=path, digest=Digest.of(content), size_bytes=len(content))
+
+
+def region_report(unit: Unit, coverage: str, exported: Exported, package: CompiledPackage) -> RegionReport:
+    return RegionReport(
+        region=unit.region,
+        instances=len(unit.instances),
+        coverage=coverage,
+        export_seconds=round(exported.seconds, 3),
+        compile_seconds=round(package.seconds, 3),
+        library_bytes=package.library.stat().st_size,
+        strict_export=exported.strict,
+        flops=exported.flops,
+        graph_nodes=exported.nodes,
+        kernels=package.kernels,
+    )

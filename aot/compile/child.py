@@ -1,0 +1,121 @@
+"""The compile child: opens a source, exports and compiles each region at each point, writes the outcome.
+
+Runs as `python -m aot.compile JOB.json` inside the sandbox, from an empty environment. What it says is claimed, not
+proven: the parent hashes the files again, and qualification runs them.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aot.compile.job import OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
+from aot.compile.options import check_options, check_recipe, cpu_capability
+from aot.compile.program import Program, open_factory, place_program
+from aot.errors import AotError, InvalidProfile
+from aot.sandbox.events import write_event
+from aot.schema.codec import decode, encode
+from aot.schema.report import CompileReport, Phase
+from aot.schema.wire.errors import ErrorBody
+
+_CARDS = ("cuda", "rocm")  # torch calls both devices "cuda"
+
+
+def main(job_file: Path, *, events: int | None) -> int:
+    """Run the job in `job_file`, telling progress to the descriptor `events`. Exit code 0: there is an outcome."""
+    job = decode(job_file.read_bytes(), CompileJob, what="compile job")
+    progress = Progress(events)
+    try:
+        outcome = run_job(job, progress)
+    except AotError as error:
+        outcome = CompileOutcome(error=ErrorBody.of(error), report=CompileReport(phases=progress.seconds))
+    write_outcome(outcome, Path(job.out))
+    return 0
+
+
+def write_outcome(outcome: CompileOutcome, out: Path) -> None:
+    """The outcome appears whole or not at all: a crash leaves none, which is how the parent knows."""
+    temporary = out / f"{OUTCOME_FILE}.part"
+    with temporary.open("wb") as file:
+        file.write(encode(outcome))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(out / OUTCOME_FILE)
+
+
+@dataclass
+class Progress:
+    """Tells the parent where the work stands, and keeps how long each phase took."""
+
+    events: int | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, phase: Phase, step: str = "") -> Iterator[None]:
+        if self.events is not None:
+            write_event(self.events, {"phase": phase.value, "step": step})
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - started
+            self.seconds[phase.value] = round(self.seconds.get(phase.value, 0.0) + spent, 3)
+
+
+def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
+    """Do the whole work of one job. Raises the families InvalidInput and CompileFailed."""
+    check_recipe(job.recipe)
+    with progress.phase(Phase.LOADING):
+        import torch
+
+        from aot.compile.artifacts import ArtifactMaker
+        from aot.compile.torch_inductor import known_options
+
+        if torch.__version__ != job.profile.toolchain.torch:
+            raise InvalidProfile(
+                f"profile {job.profile.name} is for torch {job.profile.toolchain.torch}, this is {torch.__version__}",
+                hint="register the worker again: its torch has changed",
+            )
+        check_options(job.recipe.options, known_options())
+        torch.manual_seed(job.seed)
+        program = open_job(job)
+        if job.profile.capability.family in _CARDS:
+            program = place_program(program, "cuda")
+    return ArtifactMaker(job, program, isa=prepare_compiler(job), progress=progress).make()
+
+
+def open_job(job: CompileJob) -> Program:
+    """Open the source that `job` names, with its weights.
+
+    Raises SourceNotLoadable, SourceNotExportable, InvalidSpec.
+    """
+    from aot.compile.refuse import refuse_program
+    from aot.compile.weights import load_weights
+
+    if job.kind is JobKind.WARM:
+        from aot.compile.headers import warming_program
+
+        return warming_program()
+    if job.program:
+        from aot.compile.strip import open_program
+
+        program = open_program(Path(job.program), seed=job.seed)
+    else:
+        program = open_factory(Path(job.tree), job.entry)
+    refuse_program(program)
+    if job.weights:
+        load_weights(program.module, [Path(file) for file in job.weights])
+    return program
+
+
+def prepare_compiler(job: CompileJob) -> str:
+    """Pin the instruction set and share the headers; return the set's name."""
+    from aot.compile.torch_inductor import pin_instruction_set, share_headers, use_header_directory
+
+    private = Path(job.build) / "headers"
+    if job.headers:
+        share_headers(Path(job.headers), private)
+    use_header_directory(private)
+    return pin_instruction_set(cpu_capability(job.profile))

@@ -1,0 +1,89 @@
+"""What every build on one machine with one toolchain can share: C++'s precompiled headers, twelve seconds of work.
+
+They are code to whoever compiles with them, so they are made by a child that runs no source but our own model, and
+later children see them read-only.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot.compile.program import Example, Program
+from aot.schema.codec import encode
+from aot.schema.digest import Digest
+from aot.schema.profile import Profile
+
+_GENERATION = 1
+_KEEP_SECONDS = 30 * 86400.0
+
+
+@dataclass(frozen=True)
+class SharedCaches:
+    """A directory that outlives builds and serves several processes: a set of headers for each toolchain and target."""
+
+    directory: Path
+
+    def place_for(self, profile: Profile) -> Path:
+        """Where the headers for `profile` are, or will be."""
+        # The compiled headers name the headers that they came from, so the place of torch counts as well.
+        parts = (
+            _GENERATION,
+            profile.toolchain.torch,
+            profile.toolchain.compiler,
+            profile.toolchain.cuda,
+            profile.capability,
+            sysconfig.get_paths()["purelib"],
+            sysconfig.get_paths()["include"],
+        )
+        return self.directory / f"headers-{Digest.of(encode(parts)).short}"
+
+    def ensure(self, profile: Profile, make: Callable[[Path], Path]) -> Path:
+        """Return the headers for `profile`; the first caller lets `make(scratch)` say where it has built them.
+
+        Others wait for it. What `make` raises is raised here, and the next caller tries again.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        place = self.place_for(profile)
+        with self._locked(place.name):
+            if not place.is_dir():
+                scratch = self.directory / f"{place.name}.part"
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir()
+                try:
+                    made = make(scratch)
+                    shutil.rmtree(made / "locks", ignore_errors=True)
+                    made.rename(place)
+                finally:
+                    shutil.rmtree(scratch, ignore_errors=True)
+                self._drop_unused(keep=place)
+            os.utime(place)
+        return place
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with (self.directory / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _drop_unused(self, *, keep: Path) -> None:
+        oldest = time.time() - _KEEP_SECONDS
+        for place in self.directory.glob("headers-*"):
+            if place.is_dir() and place != keep and place.stat().st_mtime < oldest:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def warming_program() -> Program:
+    """The smallest model whose build needs both headers: of the wrapper, and of a kernel."""
+    import torch
+
+    class Warming(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.exp(x) + 1
+
+    return Program(module=Warming().eval(), examples=(Example((torch.zeros(4, 32),)),))

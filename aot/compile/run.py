@@ -1,0 +1,315 @@
+"""The parent's side of a compile: lays out a child, runs it in the sandbox, and checks what it left behind.
+
+Called by aot.pipeline. Never imports torch: a worker stays small, and survives whatever a source does.
+"""
+
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from aot.compile.headers import SharedCaches
+from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
+from aot.compile.layout import Layout, package_place
+from aot.compile.options import check_recipe, cpu_capability
+from aot.compile.toolchain import observe_toolchain
+from aot.errors import (
+    AotError,
+    BackendFailed,
+    CompileFailed,
+    CompileOutOfMemory,
+    CompileStopped,
+    CompileTimedOut,
+    InvalidInput,
+    MalformedDocument,
+    SourceNotLoadable,
+)
+from aot.sandbox import Bubblewrap, ChildExit, ExitKind, run_child
+from aot.sandbox import Limits as ChildLimits
+from aot.schema.artifact import Artifact, ConstantMeta
+from aot.schema.codec import decode, encode
+from aot.schema.digest import Digest
+from aot.schema.factor import Fingerprint
+from aot.schema.profile import Profile
+from aot.schema.recipe import Recipe
+from aot.schema.report import CompileReport, Phase
+from aot.schema.spec import Limits, Spec
+
+OUTPUT_BYTES = 64 << 20
+OUTCOME_BYTES = 64 << 20
+DETAILS_BYTES = 64 << 10
+WARM_LIMITS = Limits(wall_seconds=600.0, memory_bytes=8 << 30)
+
+
+class OpenedSource(Protocol):
+    """A source on this disk: an unpacked `tree` with its `entry`, or a stripped `program`; and its weights."""
+
+    @property
+    def tree(self) -> Path | None: ...
+    @property
+    def entry(self) -> str: ...
+    @property
+    def program(self) -> Path | None: ...
+    @property
+    def weights(self) -> Sequence[Path]: ...
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a child made. `paths` has every file of every artifact by digest, hashed by the parent."""
+
+    artifacts: tuple[Artifact, ...]
+    fingerprint: Fingerprint
+    parameters: tuple[ConstantMeta, ...]
+    report: CompileReport
+    paths: Mapping[Digest, Path]
+    exit: ChildExit
+
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+ShouldStop = Callable[[], str | None]
+
+
+def compile_source(
+    source: OpenedSource,
+    spec: Spec,
+    profile: Profile,
+    *,
+    scratch: Path,
+    sandbox: Bubblewrap | None,
+    shared_caches: Path | None = None,
+    seed: int = 0,
+    devices: Sequence[Path] | None = None,
+    on_event: OnEvent = lambda event: None,
+    should_stop: ShouldStop = lambda: None,
+) -> Compiled:
+    """Compile `source` for `profile`.
+
+    `scratch` is a directory of this build's own, where the results stay. `shared_caches` outlives builds and spares
+    later ones the C++ headers. `devices` are device files that the child may use: those of all cards when left out and
+    the profile is a GPU's. `on_event` gets `{"phase": …, "step": "2 of 3: …"}` as the child goes on.
+    Raises the families InvalidInput and CompileFailed; `details["log"]` then holds the end of the child's stderr.
+    """
+    check_recipe(spec.recipe)
+    devices = find_cards(profile) if devices is None else devices
+    headers = None
+    if shared_caches is not None:
+        headers = ensure_headers(shared_caches, profile, sandbox=sandbox, devices=devices, should_stop=should_stop)
+    opened = source.tree or source.program
+    layout = Layout(
+        scratch=scratch.absolute(),
+        isolated=sandbox is not None,
+        source=opened and opened.absolute(),
+        weights=tuple(path.absolute() for path in source.weights),
+        headers=headers,
+    )
+    place = str(layout.inside("source"))
+    job = CompileJob(
+        tree=place if source.tree else "",
+        entry=source.entry if source.tree else "",
+        program="" if source.tree else place,
+        recipe=spec.recipe,
+        profile=profile,
+        weights=layout.weights_inside(),
+        seed=seed,
+        out=str(layout.inside("out")),
+        build=str(layout.inside("build")),
+        headers=str(layout.inside("headers")) if headers else "",
+    )
+    return run_job(
+        job, layout, limits=spec.limits, sandbox=sandbox, devices=devices, on_event=on_event, should_stop=should_stop
+    )
+
+
+def find_cards(profile: Profile) -> tuple[Path, ...]:
+    """The device files of this machine's cards, where `profile` needs one."""
+    patterns = {"cuda": ("nvidia*",), "rocm": ("kfd", "dri")}.get(profile.capability.family, ())
+    found = (path for pattern in patterns for path in Path("/dev").glob(pattern))
+    return tuple(sorted(path for path in found if not path.is_dir() or path.name == "dri"))
+
+
+def ensure_headers(
+    shared_caches: Path,
+    profile: Profile,
+    *,
+    sandbox: Bubblewrap | None,
+    devices: Sequence[Path] = (),
+    should_stop: ShouldStop = lambda: None,
+) -> Path:
+    """Return the shared headers for `profile`, building them once in a child of their own: about 20 seconds.
+
+    That child also proves that the toolchain works at all. Raises the family CompileFailed.
+    """
+
+    def make(scratch: Path) -> Path:
+        layout = Layout(scratch=scratch.absolute(), isolated=sandbox is not None)
+        out, build = (str(layout.inside(place)) for place in ("out", "build"))
+        job = CompileJob(kind=JobKind.WARM, recipe=Recipe(), profile=profile, out=out, build=build)
+        run_job(job, layout, limits=WARM_LIMITS, sandbox=sandbox, devices=devices, should_stop=should_stop)
+        return scratch / "build" / "headers"
+
+    return SharedCaches(shared_caches.absolute()).ensure(profile, make)
+
+
+def run_job(
+    job: CompileJob,
+    layout: Layout,
+    *,
+    limits: Limits,
+    sandbox: Bubblewrap | None,
+    devices: Sequence[Path] = (),
+    on_event: OnEvent = lambda event: None,
+    should_stop: ShouldStop = lambda: None,
+) -> Compiled:
+    """Run one child to its end, and return what it made. Raises as `compile_source`."""
+    layout.prepare(observe_toolchain().compiler, march=cpu_capability(job.profile).target)
+    (layout.scratch / "job" / "job.json").write_bytes(encode(job))
+    phase = Phase.LOADING
+
+    def note(event: Mapping[str, Any]) -> None:
+        nonlocal phase
+        if (parsed := _parse_event(event)) is not None:
+            phase = Phase(parsed["phase"])
+            on_event(parsed)
+
+    ended = run_child(
+        [sys.executable, "-P", "-m", "aot.compile", str(layout.inside("job/job.json"))],
+        cwd=layout.inside("build/home"),
+        env=layout.environment(job.recipe, job.profile),
+        limits=ChildLimits(
+            wall_seconds=limits.wall_seconds,
+            memory_bytes=limits.memory_bytes,
+            processes=limits.processes,
+            output_bytes=OUTPUT_BYTES,
+            disk_bytes=limits.disk_bytes,
+        ),
+        sandbox=sandbox,
+        readable=(package_place(),),
+        writable=() if sandbox else (layout.scratch / "out", layout.scratch / "build"),
+        binds=layout.binds() if sandbox else (),
+        devices=devices,
+        stdout=layout.scratch / "stdout.txt",
+        stderr=layout.scratch / "stderr.txt",
+        on_event=note,
+        should_stop=should_stop,
+    )
+    outcome = read_outcome(layout.scratch / "out", ended, phase=phase, limits=limits)
+    if outcome.fingerprint is None:
+        raise _failure(BackendFailed, "the child recorded no fingerprint", "build again", ended)
+    return Compiled(
+        artifacts=outcome.artifacts,
+        fingerprint=outcome.fingerprint,
+        parameters=outcome.parameters,
+        report=outcome.report,
+        paths=dict(check_files(layout.scratch / "out", outcome)),
+        exit=ended,
+    )
+
+
+def read_outcome(out: Path, ended: ChildExit, *, phase: Phase, limits: Limits) -> CompileOutcome:
+    """Return the outcome of a child that has made artifacts; raise what happened instead otherwise."""
+    if failure := explain_exit(ended, phase=phase, limits=limits):
+        raise failure
+    try:
+        content = _read_plain(out / OUTCOME_FILE, OUTCOME_BYTES)
+        outcome = decode(content, CompileOutcome, what="compile outcome")
+    except (OSError, MalformedDocument) as error:
+        # The source's code runs in the child too, and may end it before it has written anything.
+        raise _failure(
+            SourceNotLoadable if phase is Phase.LOADING else BackendFailed,
+            f"the child ended without an outcome while {phase}: it {ended.describe()}",
+            "a source must not call os._exit, nor end the process in another way",
+            ended,
+        ) from error
+    if outcome.error is not None:
+        raise _as_compile_error(outcome, ended)
+    return outcome
+
+
+def explain_exit(ended: ChildExit, *, phase: Phase, limits: Limits) -> CompileFailed | None:
+    """Return the error that a child's end means; None when it ended by itself with an outcome."""
+    in_phase = f"while {phase}"
+    match ended.kind:
+        case ExitKind.EXITED if ended.code == 0:
+            return None
+        case ExitKind.TIMED_OUT:
+            text = f"the build took longer than {limits.wall_seconds:.0f} s, {in_phase}"
+            return _failure(CompileTimedOut, text, "raise the limit wall_seconds, or compile by regions", ended)
+        case ExitKind.OUT_OF_MEMORY | ExitKind.LOST:
+            text = f"the build needs more than {limits.memory_bytes} bytes of memory, {in_phase}"
+            text = text if ended.kind is ExitKind.OUT_OF_MEMORY else f"the build was killed from outside, {in_phase}"
+            return _failure(CompileOutOfMemory, text, "raise memory_bytes, or build on a larger worker", ended)
+        case ExitKind.STOPPED:
+            return _failure(CompileStopped, f"the build was stopped: {ended.stop_reason}", "", ended)
+        case _:
+            own = phase is Phase.LOADING
+            text = f"the child {ended.describe()} {in_phase}"
+            hint = "run the factory by itself; its output and its processes count" if own else "see the log"
+            return _failure(SourceNotLoadable if own else BackendFailed, text, hint, ended)
+
+
+def _failure(kind: type[CompileFailed], text: str, hint: str, ended: ChildExit) -> CompileFailed:
+    details = {"log": ended.stderr_tail, "signal": ended.signal, "exit": ended.kind.value, "backend": "inductor"}
+    return kind(text, hint=hint, details=details)
+
+
+def _as_compile_error(outcome: CompileOutcome, ended: ChildExit) -> AotError:
+    """Return the child's error. It runs other people's code, so only what a compile may say is believed."""
+    assert outcome.error is not None
+    error = outcome.error.to_error()
+    if not isinstance(error, (InvalidInput, CompileFailed)):
+        error = BackendFailed(error.message, hint=error.hint, details={"backend": "inductor", **error.details})
+    if len(encode(error.details)) > DETAILS_BYTES:
+        error.details = {"left_out": "the details were too long"}
+    error.details.setdefault("log", ended.stderr_tail)
+    error.details.setdefault("phases", dict(outcome.report.phases))
+    return error
+
+
+def check_files(out: Path, outcome: CompileOutcome) -> Iterator[tuple[Digest, Path]]:
+    """Hash every file again. Raises BackendFailed where the child's word and its files differ."""
+    for index, artifact in enumerate(outcome.artifacts):
+        for file in artifact.files:
+            path = PurePosixPath(file.path)
+            found = None
+            if not path.is_absolute() and not {"..", "."} & set(file.path.split("/")) and "\0" not in file.path:
+                found = out.joinpath(ARTIFACTS_DIRECTORY, str(index), *path.parts)
+            if found is None or not _is_plain(found, out) or _digest_of(found) != (file.digest, file.size_bytes):
+                raise BackendFailed(
+                    f"the child's file {file.path!r} is not what it recorded",
+                    hint="build again; a source must not touch the build's own files",
+                    details={"backend": "inductor", "region": artifact.region, "log": ""},
+                )
+            yield file.digest, found
+
+
+def _is_plain(path: Path, root: Path) -> bool:
+    """True for a regular file below `root` with no link on the way: a child must not make its parent read elsewhere."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and path.resolve() == root.resolve() / path.relative_to(root)
+    except OSError:
+        return False
+
+
+def _read_plain(path: Path, most_bytes: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.fstat(descriptor).st_size > most_bytes:
+            raise MalformedDocument(f"{path.name} is no file of at most {most_bytes} bytes")
+        return file.read(most_bytes)
+
+
+def _digest_of(path: Path) -> tuple[Digest, int]:
+    with path.open("rb") as file:
+        return Digest("sha256:" + hashlib.file_digest(file, "sha256").hexdigest()), path.stat().st_size
+
+
+def _parse_event(event: Mapping[str, Any]) -> dict[str, str] | None:
+    try:
+        return {"phase": Phase(event["phase"]).value, "step": str(event.get("step", ""))[:200]}
+    except (KeyError, ValueError):
+        return None

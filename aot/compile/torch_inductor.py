@@ -1,0 +1,144 @@
+"""Inductor's private parts that a reproducible, portable build needs, in one place: torch 2.11 to 2.13.
+
+Each is looked up and left alone where a release does not have it; what then suffers is speed or byte-equality,
+never correctness, except for the instruction set, whose absence is an error.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aot.errors import BackendFailed
+from aot.schema.artifact import Kernel
+from aot.schema.capability import Capability
+
+_REQUIRED = (
+    "always_keep_tensor_constants",
+    "joint_graph_constant_folding",
+    "aot_inductor.package_constants_in_so",
+    "cpp.weight_prepack",
+    "cpp.simdlen",
+)
+
+
+def known_options() -> dict[str, Any]:
+    """Return every Inductor option by name, with the value it has now."""
+    from torch._inductor import config
+
+    return dict(config.get_config_copy())
+
+
+def pin_instruction_set(capability: Capability) -> str:
+    """Make Inductor generate for `capability` and for nothing else, without probing; return the set's name.
+
+    Left alone it takes the builder's best set of the wanted width: VNNI, AMX and bf16 instructions are no part of
+    x86-64-v4, and code with them dies of SIGILL on the next machine. Probing costs seven seconds and is not needed:
+    what the compiler cannot do fails the build.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    bases = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
+    name = bases.get(capability.target, "VecNEON" if capability.target.startswith("arm") else "")
+    if not hasattr(cpu_vec_isa, "valid_vec_isa_list"):
+        raise BackendFailed(
+            "this torch has no cpu_vec_isa.valid_vec_isa_list, so the instruction set cannot be pinned",
+            hint="use a torch release from 2.11 to 2.13",
+            details={"backend": "inductor"},
+        )
+    chosen = [_always(getattr(cpu_vec_isa, name))] if name else []
+    cpu_vec_isa.valid_vec_isa_list = lambda: chosen
+    return str(chosen[0]) if chosen else "scalar"
+
+
+def _always(base: type) -> Any:
+    """An instance of an instruction set that counts as usable without having been tried."""
+    pinned = type(f"Pinned{base.__name__}", (base,), {"__bool__": lambda self: True, "__hash__": base.__hash__})
+    return pinned()
+
+
+def use_header_directory(headers: Path) -> None:
+    """Let Inductor find and put its precompiled headers in `headers`, whatever TMPDIR says."""
+    from torch._inductor import codecache
+
+    for name, place in (("_HEADER_DIR", headers), ("_HEADER_LOCK_DIR", headers / "locks")):
+        if hasattr(codecache, name):
+            setattr(codecache, name, str(place))
+
+
+def share_headers(shared: Path, headers: Path) -> int:
+    """Make every precompiled header of `shared` appear in `headers`, and return how many there are.
+
+    Links, so that what is missing can be built beside them while the shared directory stays read-only.
+    """
+    headers.mkdir(parents=True, exist_ok=True)
+    found = [path for path in shared.iterdir() if path.is_file()] if shared.is_dir() else []
+    for path in found:
+        with contextlib.suppress(FileExistsError):
+            os.symlink(path, headers / path.name)
+    return len(found)
+
+
+@dataclass
+class Tuning:
+    """What the autotuner reported, in order of its decisions."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+
+    def note(self, timings: Any, name: str) -> None:
+        ranked = sorted((float(ms), getattr(choice, "name", str(choice))) for choice, ms in timings.items())
+        finite = [(ms, choice) for ms, choice in ranked if ms != float("inf")]
+        if not finite:
+            return
+        self.kernels.append(
+            Kernel(
+                name=name,
+                choice=finite[0][1],
+                candidates=len(ranked),
+                best_us=round(finite[0][0] * 1000, 3),
+                next_us=round(finite[1][0] * 1000, 3) if len(finite) > 1 else None,
+            )
+        )
+
+
+@contextlib.contextmanager
+def watch_tuning() -> Iterator[Tuning]:
+    """Collect what max-autotune measures inside the block."""
+    from torch._inductor import select_algorithm
+
+    tuning = Tuning()
+    # Five arguments in some releases, six in others: a wrong count fails the build.
+    select_algorithm.add_feedback_saver(lambda *a: tuning.note(a[0], str(a[1])))
+    try:
+        yield tuning
+    finally:
+        select_algorithm.clear_feedback_savers()
+
+
+def compile_program(program: Any, package: Path, settings: dict[str, Any]) -> None:
+    """Compile an exported program into the archive `package`. Raises whatever Inductor raises."""
+    import torch
+    from torch._inductor import aoti_compile_and_package
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    settings = _known_settings(settings)
+    # Files are named after `model_name_for_generated_files` in a directory named after the graph's code, which says
+    # nothing of sizes, and files that exist are not written again: the second bucket would get the first's code.
+    for earlier in Path(cache_dir()).glob(f"*/{settings.get('aot_inductor.model_name_for_generated_files')}.*"):
+        earlier.unlink()
+    with torch.no_grad():
+        aoti_compile_and_package(program, package_path=str(package), inductor_configs=dict(settings))
+
+
+def _known_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what this release does not have, unless results depend on it: then it raises BackendFailed."""
+    known = known_options()
+    if missing := [name for name in _REQUIRED if name in settings and name not in known]:
+        raise BackendFailed(
+            f"this torch has no option {missing[0]}, so weights cannot be kept outside safely",
+            hint="use a torch release from 2.11 to 2.13",
+            details={"backend": "inductor"},
+        )
+    return {name: value for name, value in settings.items() if name in known}

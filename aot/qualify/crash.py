@@ -1,0 +1,36 @@
+"""From a signal to its likely cause: what a crash of a proof usually means, told from the artifacts' own facts."""
+
+from collections.abc import Sequence
+
+from aot.errors import QualificationFailed
+from aot.schema.artifact import Artifact
+
+STATIC_LIBSTDCXX = (
+    "the compiler linked libstdc++ into the artifact, and two copies in one process crash it: "
+    "build with a g++ that links libstdc++ dynamically (see CXX)"
+)
+
+
+def with_hint(error: QualificationFailed, artifacts: Sequence[Artifact]) -> QualificationFailed:
+    """Return the failure with what its signal points to; unchanged where it has none, or a hint of its own."""
+    signal = error.details.get("signal")
+    if not signal or error.hint:
+        return error
+    return QualificationFailed(error.message, hint=_hint_for(str(signal), artifacts), details=error.details)
+
+
+def _hint_for(signal: str, artifacts: Sequence[Artifact]) -> str:
+    match signal:
+        case "SIGILL":
+            levels = ", ".join(sorted({str(artifact.capability) for artifact in artifacts}))
+            return f"the code was generated for a higher level than this CPU has: it says {levels}"
+        case "SIGSEGV" | "SIGABRT" | "SIGBUS":
+            if any(artifact.elf is not None and artifact.elf.static_libstdcxx for artifact in artifacts):
+                return STATIC_LIBSTDCXX
+            return "the compiled code reads or writes out of bounds, or was built against another torch"
+        case "SIGKILL":
+            return "somebody killed the process, most likely for its memory: raise the limit memory_bytes"
+        case "SIGFPE":
+            return "the compiled code divides an integer by zero"
+        case _:
+            return "run the source by itself under a debugger"

@@ -1,0 +1,131 @@
+"""What the parent of a proof writes down for its children, and what they leave behind.
+
+Files in directories that the parent chose; no torch here. What a child that ran the source's code says is a claim: the
+parent reads it strictly, and takes from it only what it cannot see from outside.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from aot.schema.artifact import Speed
+from aot.schema.codec import Document
+from aot.schema.manifest import Canary
+from aot.schema.wire.errors import ErrorBody
+
+JOB_FILE = "job.json"
+CLAIM_FILE = "claim.json"
+CASES_DIRECTORY = "cases"
+CANARY_DIRECTORY = "canary"
+
+# Steps that a start child tells of, and variants of a case.
+BUILT, OUTPUT = "built", "output"
+CONSECUTIVE = ("", "second call")
+NON_CONTIGUOUS, CANARY = "non-contiguous", "canary"
+
+# Sends one step to the parent, which stamps the time of its arrival.
+Tell = Callable[[str], None]
+
+
+class Task(StrEnum):
+    EAGER = "eager"  # build the module and call it once
+    START = "start"  # the same with the bundle loaded: a pod's way
+    NUMERICS = "numerics"  # every coverage at its boundaries, and speed
+    COMPARE = "compare"  # the outputs of numerics; runs none of the source's code
+
+
+class Base(StrEnum):
+    """Where the weights of a proof come from, before they are perturbed."""
+
+    GIVEN = "given"
+    FACTORY = "factory"
+    SEEDED = "seeded"
+
+
+class ProofJob(Document, kw_only=True):
+    """One child's work. Paths are as the child sees them.
+
+    `bundle` is a directory as `aot.bundle` lays it out. `seconds` bounds what numerics may take before they leave out
+    the largest points; `memory_bytes` is the child's limit. With `checked` False outputs are not kept: the program
+    draws random numbers. `cases` is for COMPARE: the files to read.
+    """
+
+    task: Task
+    tree: str = ""
+    entry: str = ""
+    program: str = ""
+    weights: tuple[str, ...] = ()
+    bundle: str = ""
+    out: str
+    seed: int = 0
+    seconds: float = 120.0
+    memory_bytes: int = 8 << 30
+    checked: bool = True
+    frozen: bool = False
+    cases: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> Base:
+        if self.weights:
+            return Base.GIVEN
+        return Base.FACTORY if self.entry else Base.SEEDED
+
+
+class Case(Document, kw_only=True):
+    """One call at one point: who answered, and where the outputs lie (`cases/<file>`, safetensors).
+
+    Keys of the file: `<role>.<leaf>`, the role being `eager`, `compiled` or `reference`. A form spells the structure
+    of the result on either side.
+    """
+
+    artifacts: tuple[int, ...]
+    point: dict[str, int]
+    weights: str
+    variant: str = ""
+    reference: str = "float64"
+    file: str = ""
+    eager_form: str = ""
+    compiled_form: str = ""
+    compiled: int = 0  # regions (or whole programs) that compiled code answered for
+    misses: int = 0
+    last_miss: str = ""
+
+
+class SpeedClaim(Document, kw_only=True):
+    artifacts: tuple[int, ...]
+    speed: Speed
+
+
+class Omission(Document, kw_only=True):
+    """A point that was not tried, or not in full, and why."""
+
+    artifacts: tuple[int, ...]
+    point: dict[str, int]
+    reason: str
+
+
+class Claim(Document, kw_only=True):
+    """What a child says of itself."""
+
+    error: ErrorBody | None = None
+    modules: tuple[str, ...] = ()
+    counters: dict[str, int] = {}
+    torch: str = ""
+    cases: tuple[Case, ...] = ()
+    speeds: tuple[SpeedClaim, ...] = ()
+    omissions: tuple[Omission, ...] = ()
+    canaries: tuple[Canary, ...] = ()  # without their files, which lie in `canary/<artifact>/`
+
+
+class Compared(Document, kw_only=True):
+    """The verdict on one file of outputs: of its worst leaf where they do not agree."""
+
+    file: str
+    agrees: bool
+    max_error: float = 0.0
+    eager_error: float = 0.0
+    reason: str = ""
+
+
+class Comparisons(Document, kw_only=True):
+    compared: tuple[Compared, ...] = ()
+    error: ErrorBody | None = None

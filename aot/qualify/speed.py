@@ -1,0 +1,145 @@
+"""Speed of eager and compiled calls, interleaved in one process, and the memory that a call needs on top.
+
+Interleaved, because a shared machine changes its pace within seconds: both then meet the same moments. Runs in the
+numerics child, so the figures are the child's claim.
+"""
+
+import ctypes
+import resource
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from aot.qualify.winner import latency_of, speed_of
+from aot.schema.artifact import Speed, Winner
+
+if TYPE_CHECKING:
+    from torch import device as Device
+
+WARM_CALLS = 3
+MOST_CALLS = 200
+# As many calls are made even where they take longer than was granted, since fewer say nothing.
+FEWEST_CALLS = 5
+SAMPLE_SECONDS = 0.001
+CONFIRMATIONS = 2
+# An idle machine takes a running process off its core a few times a second, a busy one a hundred times.
+SWITCHES_PER_SECOND = 25.0
+# On a busy machine the fastest of many calls still tells how long the work takes.
+SLOWER_AT_BEST = 1.25
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to make the call. `around` is entered outside of the measured time."""
+
+    run: Callable[[], Any]
+    around: Callable[[], Any]
+
+
+def measure(
+    point: dict[str, int], eager: Contender, compiled: Contender, *, device: "Device", seconds: float
+) -> Speed | None:
+    """Return the speed of both at `point` in about `seconds`; None where FEWEST_CALLS would take five times that.
+
+    Eager wins only if it wins twice running, and not merely because the process was pushed aside meanwhile: where
+    other programs take the cores, a parallel loop waits for its last thread, and latencies say nothing of the code.
+    """
+    slowest = max(_time_once(one, device) for one in (eager, compiled))
+    if FEWEST_CALLS * 2 * slowest > 5 * seconds:
+        return None
+    doubtful = False
+    for _ in range(CONFIRMATIONS):
+        speed, beyond_doubt = _measure_once(point, eager, compiled, device=device, seconds=seconds)
+        if speed.winner is Winner.COMPILED:
+            return speed
+        doubtful |= not beyond_doubt
+    return msgspec.structs.replace(speed, winner=Winner.COMPILED) if doubtful else speed
+
+
+def _measure_once(
+    point: dict[str, int], eager: Contender, compiled: Contender, *, device: "Device", seconds: float
+) -> tuple[Speed, bool]:
+    """Return one measurement, and whether a win of eager's would be beyond doubt."""
+    both = (eager, compiled)
+    for one in both:
+        for _ in range(WARM_CALLS):
+            _time_once(one, device)
+    samples: tuple[list[float], list[float]] = ([], [])
+    started, pushed_aside = time.perf_counter(), _involuntary_switches()
+    while len(samples[0]) < MOST_CALLS:
+        if time.perf_counter() - started > seconds and len(samples[0]) >= FEWEST_CALLS:
+            break
+        # First one, then the other begins: neither always finds the caches that the other has left.
+        for index in (0, 1) if len(samples[0]) % 2 else (1, 0):
+            samples[index].append(_time_once(both[index], device) * 1e6)
+    rate = (_involuntary_switches() - pushed_aside) / (time.perf_counter() - started)
+    peaks = [_peak_bytes(one, device) for one in both]
+    latencies = [latency_of(taken, peak_memory_bytes=peak) for taken, peak in zip(samples, peaks, strict=True)]
+    undisturbed = rate < SWITCHES_PER_SECOND or min(samples[1]) > SLOWER_AT_BEST * min(samples[0])
+    return speed_of(point, latencies[0], latencies[1]), undisturbed
+
+
+def _involuntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _time_once(contender: Contender, device: "Device") -> float:
+    with contender.around():
+        started = time.perf_counter()
+        contender.run()
+        _synchronize(device)
+        return time.perf_counter() - started
+
+
+def _synchronize(device: "Device") -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _peak_bytes(contender: Contender, device: "Device") -> int:
+    """Return how much more memory there was in use during one call than before it."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        _time_once(contender, device)
+        return max(0, torch.cuda.max_memory_allocated(device) - before)
+    # The allocator keeps what the other contender has freed; without this its peak would hide in there.
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _resident_bytes()
+    with _sampling() as highest:
+        _time_once(contender, device)
+    return max(0, highest() - before)
+
+
+@contextmanager
+def _sampling() -> Any:
+    """Sample this process's resident memory beside the work; what is shorter than SAMPLE_SECONDS may be missed."""
+    peak = _resident_bytes()
+    done = threading.Event()
+
+    def sample() -> None:
+        nonlocal peak
+        while not done.wait(SAMPLE_SECONDS):
+            peak = max(peak, _resident_bytes())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield lambda: max(peak, _resident_bytes())
+    finally:
+        done.set()
+        thread.join()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * 4096

@@ -1,0 +1,44 @@
+"""The start of a pod, and the start of the same program without us: two children that are watched from outside.
+
+Each builds the module, makes one call on the first example, and says so at once; the parent takes the time. Nothing
+else happens here, so that what the parent counts is what a pod would do.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aot.compile.program import Program
+from aot.qualify.imports import compiler_modules
+from aot.qualify.job import BUILT, OUTPUT, Claim, ProofJob, Task, Tell
+
+
+def run_start(job: ProofJob, program: Program, tell: Tell) -> Claim:
+    """Make the first call, eagerly or on the bundle. Raises what loading and calling raise."""
+    tell(BUILT)
+    function: Callable[..., Any] = program.module
+    if job.task is Task.START:
+        from aot.runtime.load import load_bundle
+
+        # A refusal must not be hidden by an eager answer.
+        function = load_bundle(Path(job.bundle), program.module, fallback="raise")
+    _call_once(function, program)
+    tell(OUTPUT)
+    import torch
+
+    return Claim(
+        modules=tuple(sorted(compiler_modules(sys.modules))),
+        counters=getattr(function, "counters", {}),
+        torch=str(torch.__version__),
+    )
+
+
+def _call_once(function: Callable[..., Any], program: Program) -> None:
+    import torch
+
+    example = program.examples[0]
+    with torch.no_grad():
+        function(*example.args, **example.kwargs)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # the call returns before the card has computed

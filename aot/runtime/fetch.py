@@ -1,0 +1,310 @@
+"""From a name to verified bytes on this node: resolve, verify, select, fetch.
+
+The first half of the pod's flow (design.md, section 5), shared by `aot.pull`, `aot.load` and `aot.explain`. Two
+requests at most: one for the manifests, one for links; none when the node's cache holds what a lock pins.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aot.errors import (
+    BundleNotFound,
+    BundleWithdrawn,
+    DigestMismatch,
+    InvalidInput,
+    LoadFailed,
+    NotFound,
+    RegistryUnreachable,
+    SignatureRejected,
+    Unavailable,
+)
+from aot.schema.artifact import Artifact
+from aot.schema.decision import Selection
+from aot.schema.digest import BuildKey, Digest
+from aot.schema.lock import Lock
+from aot.schema.manifest import Manifest, decode_manifest
+from aot.schema.names import Reference
+from aot.schema.spec import Blob
+from aot.schema.wire.bundles import SignedManifest
+
+if TYPE_CHECKING:
+    from aot.cache import LocalCache
+    from aot.client import RegistryClient
+    from aot.trust import TrustedKeys
+
+log = logging.getLogger("aot")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One bundle whose manifest has been verified. `cached`: it came from this node's cache."""
+
+    digest: Digest
+    manifest: Manifest
+    signed: SignedManifest
+    cached: bool = False
+
+    def digests(self, selection: Selection) -> tuple[Digest, ...]:
+        """Of every blob that the selected artifacts need."""
+        chosen = [self.manifest.artifacts[index] for index in selection.artifacts]
+        return tuple(blob.digest for blob in blobs_of(chosen))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a reference stands for: what a lock or its digest pinned, or what the registry said of its tag.
+
+    `stale`: said by the node's cache, because the registry could not be asked.
+    """
+
+    reference: Reference
+    candidates: tuple[Candidate, ...]
+    pinned: bool = False
+    stale: bool = False
+
+    @property
+    def bundles(self) -> tuple[tuple[Digest, Manifest], ...]:
+        return tuple((candidate.digest, candidate.manifest) for candidate in self.candidates)
+
+    def candidate(self, digest: Digest) -> Candidate:
+        return next(candidate for candidate in self.candidates if candidate.digest == digest)
+
+
+def resolve(
+    reference: Reference,
+    *,
+    client: "RegistryClient | None",
+    cache: "LocalCache",
+    trusted: "TrustedKeys",
+    lock: Lock | None = None,
+) -> Resolved:
+    """Return the verified bundles of `reference`: those that `lock` pins, else what the registry says now.
+
+    Raises InvalidInput for a reference that the lock does not pin, NotFound, BundleWithdrawn, SignatureRejected,
+    MalformedDocument, and Unavailable when neither registry nor cache can tell.
+    """
+    pins = _pins(reference, lock)
+    if pins is not None:
+        found = _resolve_pins(reference, pins, client=client, cache=cache, trusted=trusted)
+        return Resolved(reference, found, pinned=True)
+    try:
+        answered, stale = _ask(reference, client), False
+    except Unavailable as error:
+        answered, stale = _recall(reference, cache), True
+        if not answered:
+            raise
+        log.warning("aot uses what %s was when it was last resolved: %s", reference, error.message)
+    candidates = (_verified(one, reference, trusted, cached=stale) for one in answered)
+    return Resolved(reference, tuple(candidates), stale=stale)
+
+
+def remember(resolved: Resolved, cache: "LocalCache") -> None:
+    """Make true that the node can resolve this again without the registry. Raises LocalStorageFull, InvalidConfig.
+
+    After verification only: what lies in the cache would otherwise be refused at every start.
+    """
+    for one in resolved.candidates:
+        if not one.cached and cache.get_manifest(one.digest) != one.signed:
+            cache.put_manifest(one.signed)
+    if not resolved.pinned and not resolved.stale:
+        cache.remember_tag(resolved.reference, tuple(one.digest for one in resolved.candidates))
+
+
+def ensure_artifacts(
+    candidate: Candidate,
+    selection: Selection,
+    *,
+    client: "RegistryClient | None",
+    cache: "LocalCache",
+) -> None:
+    """Make true that every blob of the selected artifacts lies in the cache, whole. One request where any is missing.
+
+    Raises Unavailable, IntegrityFailed, LocalStorageFull.
+    """
+    chosen = [candidate.manifest.artifacts[index] for index in selection.artifacts]
+    ensure_blobs(candidate.digest, blobs_of(chosen), client=client, cache=cache)
+
+
+def ensure_verified(
+    candidate: Candidate,
+    selection: Selection,
+    *,
+    client: "RegistryClient | None",
+    cache: "LocalCache",
+) -> dict[Digest, Path]:
+    """Return the place of every blob that is about to be mapped, hashed now. What is damaged is fetched once more.
+
+    Raises what `ensure_artifacts` does, and LoadFailed when a blob leaves the cache meanwhile.
+    """
+    ensure_artifacts(candidate, selection, client=client, cache=cache)
+    paths, damage = _hash_all(candidate.digests(selection), cache)
+    if damage is not None and client is not None:
+        log.warning("aot fetches damaged blobs again: %s", damage.message)
+        ensure_artifacts(candidate, selection, client=client, cache=cache)
+        paths, damage = _hash_all(candidate.digests(selection), cache)
+    if damage is not None:
+        raise damage
+    return paths
+
+
+def ensure_blobs(
+    bundle: Digest, wanted: Iterable[Blob], *, client: "RegistryClient | None", cache: "LocalCache"
+) -> None:
+    """Make true that these blobs of the bundle lie in the cache. Raises as `ensure_artifacts` does."""
+    missing = cache.missing(wanted)
+    if not missing:
+        return
+    if client is None:
+        raise _offline(f"{len(missing)} blob(s) of {bundle.short} are not on this node")
+    links = client.get_download_links(bundle, [blob.digest for blob in missing])
+    client.fetch_blobs(missing, links, cache)
+
+
+def blobs_of(artifacts: Sequence[Artifact]) -> tuple[Blob, ...]:
+    """The distinct blobs of these artifacts."""
+    sizes = {file.digest: file.size_bytes for artifact in artifacts for file in artifact.files}
+    return tuple(Blob(digest=digest, size_bytes=sizes[digest]) for digest in sorted(sizes))
+
+
+def _hash_all(
+    digests: Sequence[Digest], cache: "LocalCache"
+) -> tuple[dict[Digest, Path], DigestMismatch | LoadFailed | None]:
+    """The blobs that are whole, and the first damage; whatever is damaged has left the cache."""
+    paths: dict[Digest, Path] = {}
+    damage: DigestMismatch | LoadFailed | None = None
+    for digest in digests:
+        try:
+            path = cache.verified_path(digest)
+        except DigestMismatch as error:
+            damage = damage or error
+            continue
+        if path is None:
+            message = f"{digest.short} left the cache while it was needed"
+            damage = damage or LoadFailed(message, hint="raise AOT_CACHE_BYTES")
+        else:
+            paths[digest] = path
+    return paths, damage
+
+
+def _pins(reference: Reference, lock: Lock | None) -> dict[Digest, BuildKey | None] | None:
+    """The digests that the reference may only stand for, with the build keys a lock demands; None: whatever is live."""
+    if lock is not None and (entries := lock.entries_for(reference)):
+        return {entry.bundle: entry.build_key for entry in entries}
+    if reference.digest is not None:
+        return {reference.digest: None}
+    if lock is None:
+        return None
+    known = ", ".join(sorted({entry.reference for entry in lock.entries})) or "nothing"
+    raise InvalidInput(
+        f"the lock does not pin {reference}; it pins {known}",
+        hint="add the model to aot.toml and run `aot ensure`, or load without a lock",
+    )
+
+
+def _resolve_pins(
+    reference: Reference,
+    pins: Mapping[Digest, BuildKey | None],
+    *,
+    client: "RegistryClient | None",
+    cache: "LocalCache",
+    trusted: "TrustedKeys",
+) -> tuple[Candidate, ...]:
+    """Every pinned bundle: those of the cache with no request, the others with one."""
+    found: dict[Digest, Candidate] = {}
+    refused: SignatureRejected | None = None
+    for digest, key in pins.items():
+        signed = cache.get_manifest(digest)
+        if signed is None:
+            continue
+        try:
+            found[digest] = _verified(signed, reference, trusted, build_key=key, cached=True)
+        except SignatureRejected as error:
+            refused = error  # its key may have been replaced since: the registry has a newer envelope
+    missing = [digest for digest in pins if digest not in found]
+    if missing:
+        try:
+            for signed in _ask(reference, client, pins=missing):
+                key = pins[signed.digest]
+                found[signed.digest] = _verified(signed, reference, trusted, build_key=key)
+        except (Unavailable, NotFound, BundleWithdrawn) as error:
+            if refused is not None and not found:
+                raise refused from error
+            if not found:
+                raise
+            log.warning("aot goes on with %d of %d pinned bundles: %s", len(found), len(pins), error.message)
+    return tuple(found[digest] for digest in pins if digest in found)
+
+
+def _ask(
+    reference: Reference, client: "RegistryClient | None", *, pins: Sequence[Digest] = ()
+) -> tuple[SignedManifest, ...]:
+    """What the registry says, in one request: the live bundles of the tag, or those pinned."""
+    if client is None:
+        raise _offline(f"{reference} is not on this node")
+    answered = client.resolve(reference, pins=pins)
+    bundles = tuple(one for one in answered if one.digest in pins) if pins else answered
+    if answered and not bundles:
+        raise NotFound(f"the registry answered with other bundles than {pins[0]}", hint="check AOT_URL")
+    if not bundles:
+        raise BundleNotFound(f"{reference} names no live bundle", hint="`aot ls` shows what is published")
+    return bundles
+
+
+def _recall(reference: Reference, cache: "LocalCache") -> tuple[SignedManifest, ...]:
+    remembered = cache.recall_tag(reference)
+    known = [cache.get_manifest(digest) for digest in (remembered.bundles if remembered else ())]
+    return tuple(one for one in known if one is not None)
+
+
+def _verified(
+    signed: SignedManifest,
+    reference: Reference,
+    trusted: "TrustedKeys",
+    *,
+    build_key: BuildKey | None = None,
+    cached: bool = False,
+) -> Candidate:
+    manifest = verify_signed(signed, reference, trusted, build_key=build_key)
+    return Candidate(signed.digest, manifest, signed, cached)
+
+
+def verify_signed(
+    signed: SignedManifest, reference: Reference, trusted: "TrustedKeys", *, build_key: BuildKey | None = None
+) -> Manifest:
+    """Verify the bytes as they came: digest, signature, and that the statement is about what was asked for.
+
+    Raises SignatureRejected, MalformedDocument.
+    """
+    from aot.trust import verify
+
+    content = signed.manifest.encode()
+    if Digest.of(content) != signed.digest:
+        raise SignatureRejected(
+            f"the manifest's bytes are not {signed.digest}",
+            hint="the registry or its storage is damaged; do not use this bundle",
+        )
+    verify(
+        signed.envelope,
+        trusted,
+        manifest=signed.digest,
+        namespace=reference.namespace,
+        name=reference.name,
+        build_key=build_key,
+    )
+    manifest = decode_manifest(content)
+    if (manifest.namespace, manifest.name) != (reference.namespace, reference.name):
+        raise SignatureRejected(
+            f"the manifest is of {manifest.namespace}/{manifest.name}, asked for {reference}",
+            hint="the registry answered with another model's bundle; do not use it",
+        )
+    return manifest
+
+
+def _offline(message: str) -> Unavailable:
+    return RegistryUnreachable(
+        f"{message}, and there is no registry to ask",
+        hint="set AOT_URL and AOT_TOKEN and leave AOT_OFFLINE unset, or pull before going offline",
+    )

@@ -1,0 +1,221 @@
+"""Why the live module is not, or no longer, the program that was compiled, in words.
+
+At load, when two fingerprints differ: each differing factor becomes one sentence, as precise as what the manifest
+kept of it allows. A model that differs runs eagerly, so these sentences are what its owner sees. At each call:
+whether hooks have appeared or gone since.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from aot.keys import changes_between
+from aot.runtime.code import name_of
+from aot.runtime.fingerprint import is_capturing, is_idle
+from aot.schema.factor import FactorChange, Fingerprint
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+_MOST_KEYS = 4
+_MOST_CHARACTERS = 120
+_MOST_REASONS = 12
+_BEYOND = "differ beyond what was recorded in words"
+# Under another of these, nothing can be said of code.
+_WHOLE = "bytecode"
+
+
+def explain_difference(recorded: Fingerprint, live: Fingerprint) -> tuple[str, ...]:
+    """Return one reason for each part of the program that differs; empty when the fingerprints are equal.
+
+    Under another version of Python code cannot be compared, and code is then not listed.
+    """
+    if recorded.digest == live.digest:
+        return ()
+    changes = changes_between(recorded.factors, live.factors)
+    replaced = {change.name.partition(":")[2] for change in changes if change.name.startswith("module:")}
+    no_code = any(change.name == _WHOLE for change in changes)
+    reasons = tuple(
+        _explain(change)
+        for change in sorted(changes, key=_rank)
+        if not _follows(change, replaced) and not (no_code and change.name.startswith("code:"))
+    )
+    if not reasons:
+        return ("the fingerprint differs, in no part that was recorded",)
+    if len(reasons) > _MOST_REASONS:
+        rest = len(reasons) - _MOST_REASONS
+        return (*reasons[:_MOST_REASONS], f"and {rest} more part(s) differ")
+    return reasons
+
+
+def _follows(change: FactorChange, replaced: Set[str]) -> bool:
+    """True for what lies in modules that are other modules now: that those were replaced says it."""
+    part, _, where = change.name.partition(":")
+    return part in ("attributes", "tensors", "constants") and where in replaced
+
+
+def _rank(change: FactorChange) -> int:
+    """Causes first: a hook or a mode before the tree, the tree before attributes, tensors and code."""
+    order = (_WHOLE, "training", "hooks", "global hooks", "parametrizations", "tied", "defaults", "module")
+    part = change.name.partition(":")[0]
+    return order.index(part) if part in order else len(order)
+
+
+def _explain(change: FactorChange) -> str:
+    part, _, where = change.name.partition(":")
+    before, after = _parse(change.before), _parse(change.after)
+    place = where or "the module itself"
+    match part:
+        case "bytecode":
+            return f"compiled from code of Python {before}, this is Python {after}: code cannot be compared"
+        case "defaults":
+            return f"default dtype was {before}, is {after}"
+        case "training":
+            return f"training mode was {before}, is {after}"
+        case "hooks" | "global hooks" | "parametrizations" | "tied":
+            return _explain_list(part, before, after)
+        case "module" if change.before is None:
+            return f"module {place} was not there: {_cut(after)}"
+        case "module" if change.after is None:
+            return f"module {place} is gone: {_cut(before)}"
+        case "module":
+            return f"module {place} was {_cut(before)}, is {_cut(after)}"
+        case "code":
+            return _explain_code(where, change, before, after)
+        case "attributes" | "object" | "tensors" | "constants":
+            return f"{part} of {place}: {_compare(before, after)}"
+    return f"{change.name} differs: {_compare(before, after)}"
+
+
+def _explain_list(part: str, before: Any, after: Any) -> str:
+    names = {
+        "hooks": "forward hooks",
+        "global hooks": "global forward hooks",
+        "parametrizations": "parametrizations",
+        "tied": "tied parameters",
+    }
+    was, is_now = _flat(before), _flat(after)
+    new = [one for one in is_now if one not in was]
+    gone = [one for one in was if one not in is_now]
+    told = [f"{word} {_cut(', '.join(found))}" for word, found in (("new:", new), ("gone:", gone)) if found]
+    return f"{names[part]} differ: {'; '.join(told) or 'in detail'}"
+
+
+def _explain_code(where: str, change: FactorChange, before: Any, after: Any) -> str:
+    if change.before is None:
+        return f"code of {where} was not part of the program"
+    if change.after is None:
+        return f"code of {where} is part of the program no more"
+    changed = _differing(before, after)
+    return f"code of {where} changed" + (f": {', '.join(changed[:_MOST_KEYS])}" if changed else "")
+
+
+def _compare(before: Any, after: Any) -> str:
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        was, is_now = _cut(before), _cut(after)
+        return f"was {was}, is {is_now}" if was != is_now else _BEYOND
+    keys = _differing(before, after)
+    told = [f"{key} was {_cut(before.get(key, 'absent'))}, is {_cut(after.get(key, 'absent'))}" for key in keys]
+    more = f"; and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
+    return "; ".join(told[:_MOST_KEYS]) + more if told else _BEYOND
+
+
+def _differing(before: Any, after: Any) -> list[str]:
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return []
+    absent = object()
+    return [key for key in dict.fromkeys((*before, *after)) if before.get(key, absent) != after.get(key, absent)]
+
+
+def _flat(value: Any) -> list[str]:
+    """Return hooks as `where: hook`, groups of tied names as `a = b`, and other lists as texts."""
+    match value:
+        case dict():
+            return [
+                f"{where}: {hook}"
+                for where, kinds in value.items()
+                for hooks in kinds.values()
+                for hook in _flat(hooks)
+            ]
+        case list():
+            return [_flat_item(item) for item in value]
+        case None | "":
+            return []
+    return [str(value)]
+
+
+def _flat_item(item: Any) -> str:
+    match item:
+        case [str(name), dict()]:  # a hook: its name and what it is
+            return name
+        case list():
+            return " = ".join(map(str, item))
+    return str(item)
+
+
+def _parse(text: str | None) -> Any:
+    """Return what a factor's text spells; a text that is no JSON, or was cut, as it is."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
+
+
+def watch_hooks(module: "Module") -> Callable[[], str | None]:
+    """Return a check for every call: None while the forward hooks in `module` are those of now, else what differs.
+
+    Hooks that libraries install on their own and that do nothing (`is_idle`) may come, until somebody asks for the
+    intermediate results that they collect: compiled code does not produce those. Microseconds for hundreds of modules.
+    """
+    tables = _hook_tables(module)
+    known = [_active_hooks(table) for _, table in tables]
+    # What the last look found: tables to find empty again, and the keys of the others.
+    empty: list[Mapping[Any, Any]] = []
+    filled: list[tuple[Mapping[Any, Any], tuple[Any, ...]]] = []
+
+    def look() -> str | None:
+        for (where, table), before in zip(tables, known, strict=True):
+            if (found := _active_hooks(table)) != before:
+                return _hook_change(where, before, found)
+        empty[:] = [table for _, table in tables if not table]
+        filled[:] = [(table, tuple(table)) for _, table in tables if table]
+        return None
+
+    def check() -> str | None:
+        moved = any(empty) or any(tuple(table) != keys for table, keys in filled)
+        if moved and (reason := look()):
+            return reason
+        if filled and is_capturing():
+            return "intermediate results were asked for, which hooks inside the compiled part would have to collect"
+        return None
+
+    look()
+    return check
+
+
+def _hook_change(where: str, before: Mapping[Any, Any], found: Mapping[Any, Any]) -> str:
+    if new := [hook for key, hook in found.items() if key not in before]:
+        return f"a forward hook was added to {where} after loading: {name_of(new[0])}"
+    gone = [hook for key, hook in before.items() if key not in found]
+    return f"a forward hook was removed from {where} after loading: {name_of(gone[0])}"
+
+
+def _active_hooks(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: hook for key, hook in table.items() if not is_idle(hook)}
+
+
+def _hook_tables(module: "Module") -> list[tuple[str, Mapping[Any, Any]]]:
+    import torch.nn.modules.module as everywhere
+
+    shared = [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
+    own = [
+        (name or "the module itself", table)
+        for name, one in module.named_modules()
+        for table in (one._forward_hooks, one._forward_pre_hooks)
+    ]
+    return [*(("every module", table) for table in shared), *own]

@@ -1,0 +1,207 @@
+"""`load`: from files on disk to a CompiledModel, in the process that runs.
+
+The last arrow of the pod's flow (design.md, section 5). Bytes arrive here verified; what is decided here is whether
+the live module is the program that was compiled. Neither Dynamo nor Inductor is imported and no process is started.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aot.bundle import materialise_view, raise_first, read_bundle, verify_bundle
+from aot.environment import observe_environment
+from aot.errors import AotError, BindingFailed, LoadFailed, NoCompatibleArtifact
+from aot.runtime.bind import bind_artifacts
+from aot.runtime.compiled import CompiledModel, Fallback
+from aot.runtime.constants import read_tensors
+from aot.runtime.container import Container
+from aot.runtime.counters import Counters
+from aot.runtime.fingerprint import fingerprint
+from aot.runtime.guards import find_faults
+from aot.runtime.liveness import explain_difference
+from aot.runtime.unit import Unit
+from aot.schema.artifact import Artifact
+from aot.schema.decision import Selection
+from aot.schema.digest import Digest
+from aot.schema.manifest import Manifest
+from aot.schema.names import Reference
+from aot.schema.recipe import Route
+from aot.schema.spec import File
+from aot.select import describe_coverage, select
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+Locate = Callable[[File], Path]
+"""Give the place of a file's verified bytes."""
+
+LIBRARY, CUBINS, CONSTANTS = "lib/", "cubin/", "constants/"
+
+
+def load_artifacts(
+    manifest: Manifest,
+    digest: Digest,
+    module: "Module",
+    *,
+    selection: Selection,
+    locate: Locate,
+    view: Callable[[Artifact], Path],
+    fallback: Fallback,
+    reference: Reference | None = None,
+) -> CompiledModel:
+    """Load the selected artifacts of one bundle for `module`.
+
+    `view` gives a directory that shows an artifact's files under their own names; it is asked only where files must
+    lie side by side. With fallback "eager" a misfit yields a CompiledModel that runs eagerly and says why; with
+    "raise" it raises BindingFailed or LoadFailed.
+    """
+    counters = Counters()
+    reasons = _differences(manifest, module)
+    units: list[Unit] = []
+    if not reasons:
+        chosen = [manifest.artifacts[index] for index in selection.artifacts]
+        opener = _Opener(locate, view)
+        units, reasons = _open_units(chosen, module, opener, counters)
+    model = CompiledModel(
+        module,
+        units,
+        fallback=fallback,
+        reference=reference,
+        bundle=digest,
+        selection=selection,
+        reasons=reasons,
+        counters=counters,
+    )
+    if fallback is Fallback.RAISE and model.reasons:
+        raise BindingFailed(
+            f"the bundle does not fit the live module: {model.reasons[0]}",
+            hint='load it for the module it was built from, or load with fallback="eager"',
+            details={"reasons": list(model.reasons)},
+        )
+    return model
+
+
+def load_bundle(
+    bundle_dir: Path, module: "Module", *, fallback: Fallback | str = Fallback.EAGER, verify: bool = True
+) -> CompiledModel:
+    """Load a bundle from its directory by the pod's own path: observe, select, load.
+
+    For a bundle that is not in a registry yet: a proof, or a look at a build made here. `verify` checks every byte
+    against the manifest; no signature is asked for, so the directory must be trusted.
+    Raises IntegrityFailed, and with fallback "raise" what `load_artifacts` raises.
+    """
+    if verify:
+        raise_first(verify_bundle(bundle_dir, None))
+    stored = read_bundle(bundle_dir)
+    selection = select([(stored.digest, stored.manifest)], observe_environment())
+    reference = Reference(f"{stored.manifest.namespace}/{stored.manifest.name}@{stored.digest}")
+    policy = Fallback(fallback)
+    if selection.bundle is None:
+        error = refuse(selection, reference)
+        return load_nothing(module, error=error, fallback=policy, reference=reference, selection=selection)
+    views = bundle_dir.with_name(f"{bundle_dir.name}.views")
+
+    def view(artifact: Artifact) -> Path:
+        return materialise_view(stored.blob_path, artifact, views / str(stored.manifest.artifacts.index(artifact)))
+
+    return load_artifacts(
+        stored.manifest,
+        stored.digest,
+        module,
+        selection=selection,
+        locate=lambda file: stored.blob_path(file.digest),
+        view=view,
+        fallback=policy,
+        reference=reference,
+    )
+
+
+def load_nothing(
+    module: "Module", *, error: AotError, fallback: Fallback, reference: Reference, selection: Selection | None = None
+) -> CompiledModel:
+    """Return a model that runs eagerly because of `error`, or raise it when the caller wants that."""
+    if fallback is Fallback.RAISE:
+        raise error
+    # Where something was chosen and then could not be had, the verdicts on the others are not the reason.
+    unfit = selection.reasons if selection is not None and selection.bundle is None else ()
+    reasons = unfit or (error.message,)
+    return CompiledModel(module, (), fallback=fallback, reference=reference, selection=selection, reasons=reasons)
+
+
+def refuse(selection: Selection, reference: Reference) -> NoCompatibleArtifact:
+    """The error for a selection that chose nothing."""
+    count = len(selection.decisions)
+    first = selection.reasons[0] if selection.reasons else "the bundle holds no artifact"
+    return NoCompatibleArtifact(
+        f"none of {count} artifact(s) of {reference} fits this host: {first}",
+        hint=f"`aot explain {reference}` shows every artifact and why not",
+        details={"reasons": list(selection.reasons)},
+    )
+
+
+class _Opener:
+    """Opens artifacts, and reads the lifted constants of each once for all its instances."""
+
+    def __init__(self, locate: Locate, view: Callable[[Artifact], Path]) -> None:
+        self._locate = locate
+        self._view = view
+        self._lifted: dict[int, Mapping[str, Tensor]] = {}
+
+    def open(self, artifact: Artifact, device: str) -> Container:
+        libraries = [file for file in artifact.files if file.path.startswith(LIBRARY)]
+        if len(libraries) != 1:
+            raise LoadFailed(f"wanted one library in the artifact, found {len(libraries)}", hint="build it again")
+        path = self._locate(libraries[0])
+        if not any(file.path.startswith(CUBINS) for file in artifact.files):
+            return Container.open(path, device=device)
+        for file in artifact.files:
+            self._locate(file)  # verified before they are linked to
+        directory = self._view(artifact)
+        return Container.open(directory / libraries[0].path, device=device, cubins=directory / CUBINS)
+
+    def lifted(self, artifact: Artifact) -> Mapping[str, "Tensor"]:
+        known = self._lifted.get(id(artifact))
+        if known is None:
+            known = {}
+            for file in artifact.files:
+                if file.path.startswith(CONSTANTS):
+                    known |= read_tensors(self._locate(file))
+            self._lifted[id(artifact)] = known
+        return known
+
+
+def _differences(manifest: Manifest, module: "Module") -> tuple[str, ...]:
+    """Say how the live module differs from the program that was compiled; empty when it is that program."""
+    if not manifest.fingerprint.factors:
+        return ()  # an exported program without its module: names, shapes and strides are compared at binding
+    live = fingerprint(module)
+    if live.digest == manifest.fingerprint.digest:
+        return ()
+    return explain_difference(manifest.fingerprint, live)
+
+
+def _open_units(
+    artifacts: Sequence[Artifact], module: "Module", opener: _Opener, counters: Counters
+) -> tuple[list[Unit], tuple[str, ...]]:
+    units: list[Unit] = []
+    reasons: list[str] = []
+    by_instance: dict[str, list[Artifact]] = {}
+    for artifact in artifacts:
+        if artifact.route is not Route.PACKAGE:
+            reasons.append(f"route {artifact.route} is not loaded by this call")
+        elif faults := find_faults(artifact.input_guards, artifact.inputs):
+            reasons.append(f"[{describe_coverage(artifact)}] input guards cannot be checked: {faults[0]}")
+        else:
+            for instance in artifact.instances:
+                by_instance.setdefault(instance, []).append(artifact)
+    for name, found in by_instance.items():
+        try:
+            part = module.get_submodule(name)
+            units.append(Unit(name, part, partial(bind_artifacts, found, part, opener), counters))
+        except AttributeError:
+            reasons.append(f"{name}: the live module has no such submodule")
+        except AotError as error:
+            reasons.append(f"{name}: {error.message}" if name else error.message)
+    return units, tuple(reasons)

@@ -1,0 +1,284 @@
+"""`load`, `pull` and `explain`: the pod's door (design.md, section 5).
+
+observe → manifests (one request) → verify → select, all reasons → links (one request) → blobs → load. Whatever fails
+on the way is a reason to run eagerly, unless the caller asked for it to be raised.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aot.bundle import materialise_view
+from aot.cache import LocalCache
+from aot.client import RegistryClient
+from aot.client.connect import open_client
+from aot.config import Config
+from aot.environment import observe_environment
+from aot.errors import AotError, InvalidConfig, InvalidInput, LoadFailed, LocalStorageFull
+from aot.runtime.compiled import CompiledModel, Fallback
+from aot.runtime.fetch import Candidate, Resolved, ensure_artifacts, ensure_verified, remember, resolve
+from aot.runtime.load import load_artifacts, load_nothing, refuse
+from aot.schema.artifact import Artifact
+from aot.schema.decision import Selection
+from aot.schema.digest import Digest
+from aot.schema.environment import ContainerFacts, Environment
+from aot.schema.lock import Lock, decode_lock
+from aot.schema.names import Reference
+from aot.schema.wire.workers import Receipt
+from aot.select import Policy, select
+from aot.trust import TrustedKeys
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+log = logging.getLogger("aot")
+POD_ATTEMPTS = 2
+RECEIPT_SECONDS = 5.0  # after the load, so that telling of it is not in the way of the first output
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What `pull` made ready: the bundle, or None where nothing fits, with every decision."""
+
+    reference: Reference
+    bundle: Digest | None
+    selection: Selection
+    stale: bool = False
+
+
+def load(
+    reference: str,
+    module: "Module",
+    *,
+    fallback: str | None = None,
+    lock: Path | str | None = None,
+    config: Config | None = None,
+) -> CompiledModel:
+    """Return a CompiledModel that is called like `module` and runs what `reference` has for this host.
+
+    `fallback` "eager" (the default, or AOT_FALLBACK): whatever cannot be used is a reason to run `module` itself,
+    in `.reasons`. "raise": a missing, unfit or unsigned bundle, and a call outside every coverage, raise.
+    Raises InvalidInput for a reference, lock file or setting that cannot be read.
+    """
+    config = config or Config.from_environ()
+    policy = _parse_fallback(fallback or config.fallback)
+    parsed, pins = Reference.parse(reference), _read_lock(lock)
+    started = time.perf_counter()
+    attempt = _Attempt(parsed, module, policy)
+    try:
+        model = attempt.run(config, pins)
+    except AotError as error:
+        model = attempt.give_up(error)
+    except Exception as error:
+        # Ours or the disk's: a fault of the loader must not keep a pod from serving.
+        log.exception("aot could not load %s", parsed)
+        model = attempt.give_up(_unexpected(parsed, error), cause=error)
+    if attempt.pod is not None and attempt.pod.client is not None and config.receipts:
+        seconds = time.perf_counter() - started
+        _send_later(attempt.pod.client, model, attempt.environment, stale=attempt.stale, seconds=seconds)
+    return model
+
+
+def pull(
+    reference: str | None = None,
+    *,
+    lock: Path | str | None = None,
+    into: Path | str | None = None,
+    environment: Environment | None = None,
+    same_container: bool = False,
+    config: Config | None = None,
+) -> tuple[Pulled, ...]:
+    """Make true that this node holds what fits it, for one reference or for every entry of a lock.
+
+    Facts of the *container* that pulls are not those of the one that will run, unless `same_container`: without
+    them the best candidates are fetched and `load` decides. `environment` replaces what is observed.
+    Raises Unavailable, IntegrityFailed, LocalStorageFull, NotFound; a misfit is a value.
+    """
+    config = config or Config.from_environ()
+    if into is not None:
+        config = config.with_cache_dir(Path(into))
+    pins = _read_lock(lock)
+    if reference is None and pins is None:
+        raise InvalidInput("nothing to pull was named", hint="give a reference, or a lock file with --lock")
+    named = () if reference is None else (Reference.parse(reference),)
+    pinned = () if pins is None else tuple(dict.fromkeys(entry.reference for entry in pins.entries))
+    pod = _Pod.open(config, pins)
+    seen = environment or _observe(same_container=same_container)
+    return tuple(pod.pull(one, seen) for one in named or pinned)
+
+
+def explain(
+    reference: str,
+    *,
+    environment: Environment | None = None,
+    lock: Path | str | None = None,
+    config: Config | None = None,
+) -> Selection:
+    """Return every artifact of `reference` with its verdict on this host, or on the one described. Fetches no blob."""
+    pod = _Pod.open(config or Config.from_environ(), _read_lock(lock))
+    resolved = pod.resolve(Reference.parse(reference))
+    return select(resolved.bundles, environment or observe_environment(), policy=Policy(undecided=True))
+
+
+def rebind(model: CompiledModel) -> None:
+    """Bind `model` again to its module's tensors; needed after a change in place of a weight's shape or strides."""
+    model.rebind()
+
+
+class _Attempt:
+    """One call of `load`, and how far it came: what is known when it fails belongs into the reasons and the receipt."""
+
+    def __init__(self, reference: Reference, module: "Module", fallback: Fallback) -> None:
+        self.reference = reference
+        self.module = module
+        self.fallback = fallback
+        self.pod: _Pod | None = None
+        self.environment = Environment()
+        self.selection: Selection | None = None
+        self.stale = False
+
+    def run(self, config: Config, lock: Lock | None) -> CompiledModel:
+        """Resolve, verify, select, fetch, load. Raises AotError."""
+        self.pod = pod = _Pod.open(config, lock)
+        self.environment = observe_environment()
+        resolved = pod.resolve(self.reference)
+        self.stale = resolved.stale
+        with contextlib.suppress(LocalStorageFull, InvalidConfig):
+            # A cache that cannot be written may still hold every blob.
+            remember(resolved, pod.cache)
+        self.selection = select(resolved.bundles, self.environment)
+        if self.selection.bundle is None:
+            raise refuse(self.selection, self.reference)
+        candidate = resolved.candidate(self.selection.bundle)
+        with pod.cache.hold([candidate.digest, *candidate.digests(self.selection)]):
+            return pod.load(candidate, self.selection, self.module, reference=self.reference, fallback=self.fallback)
+
+    def give_up(self, error: AotError, *, cause: Exception | None = None) -> CompiledModel:
+        """A model that runs eagerly because of `error`; raises it where the caller wants that."""
+        if self.fallback is Fallback.RAISE:
+            raise error from cause
+        log.warning("aot runs %s eagerly: %s", self.reference, error.message)
+        return load_nothing(
+            self.module, error=error, fallback=self.fallback, reference=self.reference, selection=self.selection
+        )
+
+
+@dataclass(frozen=True)
+class _Pod:
+    """One node's view: its registry, if any, its cache, whom it trusts and what a lock pins."""
+
+    client: RegistryClient | None
+    cache: LocalCache
+    trusted: TrustedKeys
+    lock: Lock | None
+
+    @classmethod
+    def open(cls, config: Config, lock: Lock | None) -> "_Pod":
+        keys = (*config.trusted_keys, *(lock.trusted_keys if lock else ()))
+        client = None
+        if config.url and not config.offline:
+            # Few attempts: a pod that waits for a registry is slower than one that runs eagerly.
+            client = open_client(
+                config.url, config.token, timeout_seconds=config.timeout_seconds, attempts=POD_ATTEMPTS
+            )
+        cache = LocalCache(config.cache_dir, limit_bytes=config.cache_bytes)
+        return cls(client, cache, TrustedKeys.parse(",".join(keys)), lock)
+
+    def resolve(self, reference: Reference) -> Resolved:
+        return resolve(reference, client=self.client, cache=self.cache, trusted=self.trusted, lock=self.lock)
+
+    def pull(self, reference: Reference, environment: Environment) -> Pulled:
+        resolved = self.resolve(reference)
+        remember(resolved, self.cache)
+        selection = select(resolved.bundles, environment, policy=Policy(undecided=True))
+        if selection.bundle is not None:
+            candidate = resolved.candidate(selection.bundle)
+            with self.cache.hold([candidate.digest, *candidate.digests(selection)]):
+                ensure_artifacts(candidate, selection, client=self.client, cache=self.cache)
+                self.cache.evict()
+        return Pulled(reference, selection.bundle, selection, resolved.stale)
+
+    def load(
+        self,
+        candidate: Candidate,
+        selection: Selection,
+        module: "Module",
+        *,
+        reference: Reference,
+        fallback: Fallback,
+    ) -> CompiledModel:
+        paths = ensure_verified(candidate, selection, client=self.client, cache=self.cache)
+
+        def view(artifact: Artifact) -> Path:
+            directory = self.cache.view_path(candidate.digest, candidate.manifest.artifacts.index(artifact))
+            return materialise_view(self.cache.path_of, artifact, directory)
+
+        return load_artifacts(
+            candidate.manifest,
+            candidate.digest,
+            module,
+            selection=selection,
+            locate=lambda file: paths[file.digest],
+            view=view,
+            fallback=fallback,
+            reference=reference,
+        )
+
+
+def _observe(*, same_container: bool) -> Environment:
+    seen = observe_environment()
+    return seen if same_container else Environment(node=seen.node, container=ContainerFacts())
+
+
+def _read_lock(lock: Path | str | None) -> Lock | None:
+    if lock is None:
+        return None
+    try:
+        return decode_lock(Path(lock).read_bytes())
+    except OSError as error:
+        raise InvalidInput(
+            f"the lock file {lock} cannot be read: {error}", hint="write it with `aot ensure`"
+        ) from error
+
+
+def _unexpected(reference: Reference, error: Exception) -> LoadFailed:
+    return LoadFailed(
+        f"loading {reference} failed unexpectedly: {type(error).__name__}: {error}",
+        hint="report it with the traceback in the log; the model runs eagerly meanwhile",
+    )
+
+
+def _parse_fallback(text: str) -> Fallback:
+    try:
+        return Fallback(text)
+    except ValueError as error:
+        raise InvalidInput(f"wanted the fallback eager or raise, found {text!r}") from error
+
+
+def _send_later(
+    client: RegistryClient, model: CompiledModel, environment: Environment, *, stale: bool, seconds: float
+) -> None:
+    def send() -> None:
+        assert model.reference is not None
+        receipt = Receipt(
+            reference=model.reference,
+            bundle=model.bundle,
+            environment=environment,
+            outcome=model.outcome,
+            reasons=model.reasons[:20],
+            counters=model.counters,
+            stale_tag=stale,
+            load_seconds=seconds,
+        )
+        try:
+            client.send_receipt(receipt)
+        except AotError as error:
+            log.info("receipt not sent: %s", error.message)
+
+    timer = threading.Timer(RECEIPT_SECONDS, send)
+    timer.daemon = True  # a process that ends sooner sends none
+    timer.start()

@@ -1,0 +1,145 @@
+"""Start to first output, ours against eager, in fresh processes interleaved pair by pair.
+
+`python -m benchmarks.cold_start [--models minilm,decoder,resnet] [--pairs 9] [--jit 3]` builds each model through a
+service of its own, pulls the bundle to a node cache, and writes `benchmarks/results/cold-start-<host>.json`.
+A node that is warm and pinned by digest asks nothing of the registry, so the registry is down while this measures.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aot.environment import observe_environment
+from benchmarks.models import MODELS, Model
+from benchmarks.service import ROOT, Service, running_service
+from benchmarks.starts import clean_environ, count_processes, median_ratio, start_child
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def main() -> int:
+    options = _parse()
+    data = Path(tempfile.mkdtemp(prefix="aot-bench-"))
+    try:
+        with running_service(data) as service:
+            bundles = {name: build(service, MODELS[name]) for name in options.models}
+        environ = {**service.environ, "AOT_URL": "", "AOT_OFFLINE": "1"}
+        results = [
+            measure(MODELS[name], bundles[name], environ, data / name, pairs=options.pairs, jit=options.jit)
+            for name in options.models
+        ]
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+    report = {"host": host(), "pairs": options.pairs, "models": results}
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"cold-start-{options.label or default_label()}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    print_report(results)
+    print(f"written to {path.relative_to(ROOT)}", file=sys.stderr)
+    return 0
+
+
+def build(service: Service, model: Model) -> str:
+    """Build the model and pull its bundle to the node's cache; return the reference pinned to its digest."""
+    print(f"building {model.name}", file=sys.stderr)
+    required = [part for pin in model.requirements for part in ("--require", pin)]
+    arguments = ["build", f"{model.name}:bench", "--source", str(model.source), "--entry", model.entry, *required]
+    answer = json.loads(service.aot(*arguments, "--json", quiet=True))
+    reference = f"default/{model.name}@{answer['bundle']}"
+    service.aot("pull", reference, quiet=True)
+    return reference
+
+
+def measure(
+    model: Model, reference: str, environ: dict[str, str], caches: Path, *, pairs: int, jit: int
+) -> dict[str, Any]:
+    """Eager and ours in turn, after one of each to fill the page cache; then JIT on empty compiler caches."""
+    eager_environ = clean_environ(caches / "eager")
+    ours_environ = clean_environ(caches / "ours", **environ)
+    ours_arguments = ["ours", model.name, "--reference", reference]
+    eager_starts, ours_starts = [], []
+    for pair in range(-1, pairs):
+        print(f"{model.name}: pair {pair + 1} of {pairs}", file=sys.stderr)
+        eager = start_child(["eager", model.name], eager_environ)
+        ours = start_child(ours_arguments, ours_environ)
+        if pair >= 0:
+            eager_starts.append(eager)
+            ours_starts.append(ours)
+    assert all(start.done["counters"]["eager"] == 0 for start in ours_starts), ours_starts[0].done
+    eager_seconds = [start.seconds for start in eager_starts]
+    ours_seconds = [start.seconds for start in ours_starts]
+    ratio, least, most = median_ratio(ours_seconds, eager_seconds)
+    extra = sorted(set(ours_starts[0].first["modules"]) - set(eager_starts[0].first["modules"]))
+    speed = {
+        "eager": start_child(["eager", model.name, "--measure", "5"], eager_environ).measured,
+        "ours": start_child([*ours_arguments, "--measure", "5"], ours_environ).measured,
+    }
+    cold = [start_child(["jit", model.name], clean_environ(caches / f"jit-{run}")).seconds for run in range(jit)]
+    return {
+        "model": model.name,
+        "title": model.title,
+        "eager_seconds": eager_seconds,
+        "ours_seconds": ours_seconds,
+        "ratio_median": ratio,
+        "ratio_range": [least, most],
+        "added_seconds": statistics.median(one - other for one, other in zip(ours_seconds, eager_seconds, strict=True)),
+        "load_seconds": statistics.median(start.first["seconds"]["load"] for start in ours_starts),
+        "compiler_modules_beyond_eager": extra,
+        "compiler_modules": len(ours_starts[0].first["modules"]),
+        "processes": count_processes(ours_arguments, ours_environ),
+        "jit_cold_seconds": cold,
+        "steady": speed,
+    }
+
+
+def host() -> dict[str, Any]:
+    environment = observe_environment()
+    return {
+        "cpu": environment.node.cpu_model,
+        "capability": environment.node.cpu,
+        "cores": environment.container.cores,
+        "torch": environment.container.torch,
+        "python": platform.python_version(),
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+    }
+
+
+def default_label() -> str:
+    facts = host()
+    words = f"{facts['capability']}-torch-{facts['torch']}".replace("cpu:", "")
+    return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in words)
+
+
+def print_report(results: list[dict[str, Any]]) -> None:
+    print(
+        f"{'model':10} {'eager':>8} {'ours':>8} {'ratio (range)':>20} {'added':>8} {'JIT cold':>9} {'p50 ours/eager':>18}"
+    )
+    for one in results:
+        eager, ours = statistics.median(one["eager_seconds"]), statistics.median(one["ours_seconds"])
+        least, most = one["ratio_range"]
+        spread = f"{one['ratio_median']:.3f} ({least:.2f}-{most:.2f})"
+        cold = f"{statistics.median(one['jit_cold_seconds']):.1f} s" if one["jit_cold_seconds"] else "-"
+        steady = one["steady"]
+        pair = f"{steady['ours']['p50_ms']:.1f}/{steady['eager']['p50_ms']:.1f} ms"
+        added = f"{one['added_seconds'] * 1000:.0f} ms"
+        print(f"{one['model']:10} {eager:6.2f} s {ours:6.2f} s {spread:>20} {added:>8} {cold:>9} {pair:>18}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--jit", type=int, default=3)
+    parser.add_argument("--label", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

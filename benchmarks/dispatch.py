@@ -1,0 +1,100 @@
+"""What a call of a CompiledModel costs over the raw call, all checks on; and two threads against one.
+
+`python -m benchmarks.dispatch` builds a small model here, through the pipeline and without a registry, loads it as a
+pod does, and prints microseconds a call and calls a second. Writes `benchmarks/results/dispatch-<host>.json`.
+"""
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cold_start import RESULTS, default_label, host
+from benchmarks.local_build import build_locally
+
+WINDOWS, WINDOW_CALLS = 15, 2000
+SECONDS = 2.0
+
+
+def main() -> int:
+    import torch
+
+    torch.set_num_threads(1)
+    scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
+    try:
+        small = build_locally("small", scratch / "small")
+        report = {
+            "host": host(),
+            "dispatch": measure_dispatch(small, torch),
+            "threads": measure_threads(build_locally("wide", scratch / "wide"), torch),
+        }
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"dispatch-{default_label()}.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps({"dispatch": report["dispatch"], "threads": report["threads"]}, indent=2))
+    return 0
+
+
+def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:
+    """Median microseconds a call over interleaved windows: through the model, and straight into its container."""
+    inputs = model.example
+    unit = model.compiled._units[0]
+    container = unit._bound.forms[0].variants[0].container
+
+    def raw() -> None:
+        container.run(inputs)
+
+    def whole() -> None:
+        model.compiled(*inputs)
+
+    with torch.inference_mode():
+        windows = [(window(raw), window(whole)) for _ in range(WINDOWS)]
+    raw_us, whole_us = (statistics.median(column) for column in zip(*windows, strict=True))
+    return {"raw_us": raw_us, "model_us": whole_us, "overhead_us": whole_us - raw_us, "weights": model.weights}
+
+
+def window(call: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    for _ in range(WINDOW_CALLS):
+        call()
+    return 1e6 * (time.perf_counter() - started) / WINDOW_CALLS
+
+
+def measure_threads(model: Any, torch: Any) -> dict[str, float]:
+    """Calls a second of one and of two threads on one CompiledModel, in turn, one OpenMP thread each."""
+    ratios, rates = [], []
+    for _ in range(5):
+        one, two = rate(model, 1, torch), rate(model, 2, torch)
+        rates.append((one, two))
+        ratios.append(two / one)
+    one, two = (statistics.median(column) for column in zip(*rates, strict=True))
+    return {"one_thread": one, "two_threads": two, "ratio": statistics.median(ratios), "best_ratio": max(ratios)}
+
+
+def rate(model: Any, threads: int, torch: Any) -> float:
+    counts = [0] * threads
+    ending = time.perf_counter() + SECONDS
+
+    def work(index: int) -> None:
+        with torch.inference_mode():
+            while time.perf_counter() < ending:
+                model.compiled(*model.example)
+                counts[index] += 1
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / SECONDS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Two small perceptrons, for measuring what surrounds a model: `build` is tiny, `build_wide` computes a millisecond."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Perceptron(nn.Module):
+    """Two inputs (batch, width) float32, added, through three layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 4)
+        )
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.layers(left + right)
+
+
+def make(width: int, batch: int) -> dict[str, object]:
+    torch.manual_seed(0)
+    return {
+        "module": Perceptron(width).eval(),
+        "args": (torch.randn(batch, width), torch.randn(batch, width)),
+        "dimensions": {"batch": (1, 64)},
+        "dynamic_shapes": {"left": {0: "batch"}, "right": {0: "batch"}},
+    }
+
+
+def build() -> dict[str, object]:
+    return make(16, 2)
+
+
+def build_wide() -> dict[str, object]:
+    return make(512, 32)

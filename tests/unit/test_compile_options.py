@@ -1,0 +1,132 @@
+"""Options of torch.compile on the route `package`: honoured or refused with a reason."""
+
+import pytest
+
+from aot.compile.options import (
+    REFUSED,
+    captures_graphs,
+    check_options,
+    check_recipe,
+    host_limits,
+    inductor_settings,
+    mode_notes,
+)
+from aot.errors import InvalidSpec
+from aot.schema.recipe import Mode, Purpose, Recipe, Route
+from tests.builders import a_device, a_profile
+
+KNOWN = {"max_autotune": False, "cpp.threads": -1, "epilogue": 0.5, "trace.dir": None}
+
+
+def test_training_is_refused_and_the_route_that_can_is_named() -> None:
+    with pytest.raises(InvalidSpec, match="training") as caught:
+        check_recipe(Recipe(purpose=Purpose.TRAINING))
+    assert "cache" in caught.value.hint
+
+
+def test_a_recipe_without_the_route_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match="does not allow the route package"):
+        check_recipe(Recipe(routes=(Route.CACHE,)))
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_an_option_that_breaks_a_promise_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"option {name} cannot be set: .{{10,}}"):
+        check_recipe(Recipe(options={name: True}))
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "CXX", "LD_PRELOAD", "TORCHINDUCTOR_FREEZING", "AOT_TOKEN", "OMP_NUM_THREADS"]
+)
+def test_a_variable_that_reaches_around_the_recipe_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"environment variable {name} cannot be set"):
+        check_recipe(Recipe(environment={name: "1"}))
+
+
+def test_a_variable_of_the_models_own_is_allowed() -> None:
+    check_recipe(Recipe(environment={"MODEL_SIZE": "small", "HF_HUB_OFFLINE": "1"}))
+
+
+def test_an_unknown_option_is_refused_with_its_neighbours() -> None:
+    with pytest.raises(InvalidSpec, match="no option max_autotun") as caught:
+        check_options({"max_autotun": True}, KNOWN)
+    assert "max_autotune" in caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_autotune", 1), ("cpp.threads", True), ("epilogue", "0.5")])
+def test_an_option_of_the_wrong_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidSpec, match=f"option {name} must be a"):
+        check_options({name: value}, KNOWN)
+
+
+def test_options_of_the_right_type_pass() -> None:
+    check_options({"max_autotune": True, "cpp.threads": 4, "epilogue": 1, "trace.dir": "x"}, KNOWN)
+
+
+def test_weights_stay_outside_and_nothing_is_folded() -> None:
+    settings = inductor_settings(Recipe(), a_profile())
+    assert settings["always_keep_tensor_constants"] is True
+    assert settings["joint_graph_constant_folding"] is False
+    assert settings["aot_inductor.package_constants_in_so"] is False
+    assert settings["cpp.weight_prepack"] is False
+    assert settings["freezing"] is False
+
+
+def test_a_frozen_build_packs_and_tunes() -> None:
+    settings = inductor_settings(Recipe(freeze=True), a_profile())
+    assert settings["freezing"] is True
+    assert settings["aot_inductor.package_constants_in_so"] is True
+    assert settings["max_autotune_gemm_backends"] == "CPP,ATEN"
+    assert "cpp.weight_prepack" not in settings
+
+
+@pytest.mark.parametrize(
+    ("level", "simdlen"), [("x86-64", 0), ("x86-64-v2", 0), ("x86-64-v3", 256), ("x86-64-v4", 512)]
+)
+def test_the_instruction_set_is_the_profiles(level: str, simdlen: int) -> None:
+    settings = inductor_settings(Recipe(), a_profile(capability=f"cpu:{level}"))
+    assert (settings["cpp.march"], settings["cpp.simdlen"]) == (level, simdlen)
+
+
+def test_the_host_code_of_a_gpu_build_runs_on_every_host_of_one() -> None:
+    gpu = a_profile(capability="cuda:sm_90", device=a_device())
+    settings = inductor_settings(Recipe(), gpu)
+    assert settings["cpp.march"] in ("x86-64-v2", "armv8-a")
+    assert host_limits(gpu) == {}
+
+
+def test_a_lower_profile_holds_its_builder_back() -> None:
+    assert host_limits(a_profile(capability="cpu:x86-64-v3")) == {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    }
+
+
+def test_threads_are_dynamic_unless_the_profile_pins_them() -> None:
+    assert inductor_settings(Recipe(), a_profile())["cpp.dynamic_threads"] is True
+    pinned = inductor_settings(Recipe(), a_profile(threads=4))
+    assert (pinned["cpp.dynamic_threads"], pinned["cpp.threads"]) == (False, 4)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_every_mode_is_tuning_or_not(mode: Mode) -> None:
+    tuned = mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
+    assert inductor_settings(Recipe(mode=mode), a_profile())["max_autotune"] is tuned
+
+
+def test_the_recipes_options_have_the_last_word() -> None:
+    assert inductor_settings(Recipe(options={"max_autotune": False}), a_profile())["max_autotune"] is False
+
+
+def test_cuda_graphs_are_noted_on_a_cpu_and_captured_on_a_gpu() -> None:
+    recipe = Recipe(mode=Mode.REDUCE_OVERHEAD)
+    gpu = a_profile(capability="cuda:sm_90", device=a_device())
+    assert any("no CUDA graphs on a CPU" in note for note in mode_notes(recipe, a_profile()))
+    assert not captures_graphs(recipe, a_profile())
+    assert captures_graphs(recipe, gpu)
+    assert mode_notes(recipe, gpu) == ()
+
+
+def test_graph_breaks_are_noted_as_pointless() -> None:
+    assert any("fullgraph" in note for note in mode_notes(Recipe(fullgraph=False), a_profile()))

@@ -1,0 +1,114 @@
+"""Stripped programs: no weight leaves, equal programs give equal bytes, and the way back runs."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from aot.compile.shapes import plan_points
+from aot.compile.strip import open_program, strip_program
+from aot.errors import InvalidSource, SourceNotLoadable
+from aot.schema.recipe import Dimension, Recipe
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(64, 16)
+        self.head = torch.nn.Linear(16, 64, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.LayerNorm(16)
+        self.register_buffer("hidden", torch.full((16,), 0.125), persistent=False)
+        self.gain = torch.tensor([2.0, 3.0])
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embed(ids)) + self.hidden * self.gain[0]) * scale
+
+
+IDS, SCALE = torch.arange(12).reshape(3, 4) % 64, torch.full((3, 1, 1), 7.03125)
+
+
+def export_to(path: Path, *, seed: int) -> Path:
+    torch.manual_seed(seed)
+    batch = torch.export.Dim("batch", min=2, max=32)
+    shapes = {"ids": {0: batch}, "scale": {0: batch}}
+    torch.export.save(torch.export.export(Net().eval(), (IDS, SCALE), dynamic_shapes=shapes), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stripped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("programs")
+    strip_program(export_to(place / "full.pt2", seed=1), place / "stripped.pt2")
+    return place / "stripped.pt2"
+
+
+def test_no_bytes_of_the_weights_remain(stripped: Path) -> None:
+    full, content = (stripped.parent / "full.pt2").read_bytes(), stripped.read_bytes()
+    torch.manual_seed(1)
+    module = Net()
+    values = [module.embed.weight, module.hidden[:2], SCALE[:2]]
+    for value in (value.detach().numpy().tobytes()[:64] for value in values):
+        assert value in full
+        assert value not in content
+    assert len(content) < len(full)
+
+
+def test_lifted_constants_and_integer_inputs_remain(stripped: Path) -> None:
+    program = open_program(stripped, seed=0)
+    assert torch.equal(program.module.gain, torch.tensor([2.0, 3.0]))
+    assert torch.equal(program.examples[0].args[0], IDS)
+
+
+def test_other_weights_in_another_place_give_the_same_bytes(stripped: Path, tmp_path: Path) -> None:
+    place = tmp_path / "a longer name"
+    place.mkdir()
+    strip_program(export_to(place / "other.pt2", seed=2), place / "again.pt2")
+    assert (place / "again.pt2").read_bytes() == stripped.read_bytes()
+
+
+def test_no_path_of_the_exporter_remains(stripped: Path) -> None:
+    content = b"".join(zipfile.ZipFile(stripped).read(name) for name in zipfile.ZipFile(stripped).namelist())
+    assert b".py" not in content
+    assert str(Path(__file__).parents[2]).encode() not in content
+
+
+def test_the_way_back_has_seeded_weights_of_the_same_form_and_still_tied(stripped: Path) -> None:
+    program, again, other = (open_program(stripped, seed=seed) for seed in (5, 5, 6))
+    state, original = program.module.state_dict(), Net().state_dict()
+    assert {name: (value.shape, value.stride()) for name, value in state.items()} == {
+        name: (value.shape, value.stride()) for name, value in original.items()
+    }
+    assert program.module.head.weight.data_ptr() == program.module.embed.weight.data_ptr()
+    assert torch.equal(again.module.embed.weight, program.module.embed.weight)
+    assert not torch.equal(other.module.embed.weight, program.module.embed.weight)
+    assert program.module.embed.weight.std() > 0
+
+
+def test_the_way_back_runs_and_keeps_its_dimensions(stripped: Path) -> None:
+    program = open_program(stripped, seed=0)
+    (example,) = program.examples
+    assert torch.isfinite(program.module(*example.args, **example.kwargs)).all()
+    (dimension,) = program.dimensions
+    assert (dimension.low, dimension.high) == (2, 32)
+    (point,) = plan_points(program, Recipe(dimensions=(Dimension(name=dimension.name, buckets=(8,)),)))
+    assert [value.shape[0] for value in point.example.args] == [8, 8]
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"PK not a zip")
+    with pytest.raises(InvalidSource, match=r"model\.pt2 is no exported program"):
+        strip_program(tmp_path / "model.pt2", tmp_path / "out.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
+    with pytest.raises(SourceNotLoadable, match="does not load"):
+        open_program(tmp_path / "model.pt2", seed=0)
+
+
+def test_a_state_dict_is_no_program(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save(Net().state_dict(), buffer)
+    (tmp_path / "weights.pt2").write_bytes(buffer.getvalue())
+    with pytest.raises(InvalidSource):
+        strip_program(tmp_path / "weights.pt2", tmp_path / "out.pt2")

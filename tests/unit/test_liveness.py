@@ -1,0 +1,74 @@
+"""Hooks that appear after loading: noticed at the next call, unless they do nothing."""
+
+import timeit
+from typing import Any
+
+import torch
+from torch import nn
+
+from aot.runtime.liveness import watch_hooks
+
+
+def a_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+
+
+def hook(*args: Any) -> None: ...
+
+
+def test_a_hook_is_noticed_where_it_is_and_forgotten_when_it_is_removed() -> None:
+    net = a_net()
+    check = watch_hooks(net)
+    assert check() is None
+    handle = net[1][0].register_forward_hook(hook)  # type: ignore[index]
+    assert check() == "a forward hook was added to 1.0 after loading: hook"
+    handle.remove()
+    assert check() is None
+    handle = net.register_forward_pre_hook(hook)
+    assert check() == "a forward hook was added to the module itself after loading: hook"
+    handle.remove()
+    with_global = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        assert check() == "a forward hook was added to every module after loading: hook"
+    finally:
+        with_global.remove()
+    assert check() is None
+
+
+def test_hooks_that_were_there_at_load_may_stay_but_not_go() -> None:
+    net = a_net()
+    handle = net[0].register_forward_hook(hook)  # type: ignore[index]
+    check = watch_hooks(net)
+    assert check() is None
+    handle.remove()
+    assert check() == "a forward hook was removed from 0 after loading: hook"
+
+
+def test_hooks_of_a_library_are_allowed_while_nobody_asks_for_what_they_collect() -> None:
+    from transformers import BertConfig, BertModel
+    from transformers.utils.output_capturing import _active_collector
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertModel(BertConfig(vocab_size=30, **sizes)).eval()
+    check = watch_hooks(model)
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.int64), output_hidden_states=True)
+    assert any(part._forward_hooks for part in model.modules())
+    assert check() is None and check() is None
+    token = _active_collector.set({"attentions": []})
+    try:
+        assert "intermediate results" in (check() or "")
+    finally:
+        _active_collector.reset(token)
+    assert check() is None
+    # A real hook beside an idle one, on a module that has one already.
+    busy = next(part for part in model.modules() if part._forward_hooks)
+    busy.register_forward_hook(hook)
+    assert "a forward hook was added to" in (check() or "")
+
+
+def test_it_takes_microseconds_for_hundreds_of_modules() -> None:
+    net = nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))
+    check = watch_hooks(net)
+    best = min(timeit.repeat(check, number=200, repeat=30)) / 200
+    assert best < 20e-6

@@ -1,0 +1,60 @@
+"""Who wins: percentiles, the rule for one point, the rule for a coverage."""
+
+import pytest
+
+from aot.qualify.winner import latency_of, mean_ratio, speed_of, winner_of, winner_over
+from aot.schema.artifact import Latency, Speed, Winner
+
+
+def steady(p50_us: float, spread: float = 0.01) -> Latency:
+    return latency_of([p50_us * (1 + spread * step / 10) for step in range(-10, 11)])
+
+
+def a_speed(eager_us: float, compiled_us: float) -> Speed:
+    return speed_of({}, steady(eager_us), steady(compiled_us))
+
+
+def test_percentiles_are_linear_between_samples() -> None:
+    found = latency_of([float(value) for value in range(1, 102)], peak_memory_bytes=7)
+    assert (found.calls, found.p25_us, found.p50_us, found.p75_us, found.p90_us, found.p99_us) == (
+        101, 26.0, 51.0, 76.0, 91.0, 100.0,
+    )  # fmt: skip
+    assert found.peak_memory_bytes == 7
+
+
+def test_one_sample_is_every_percentile() -> None:
+    found = latency_of([5.0])
+    assert {found.p25_us, found.p50_us, found.p99_us} == {5.0}
+
+
+@pytest.mark.parametrize(
+    ("eager_us", "compiled_us", "spread", "winner"),
+    [
+        (100, 80, 0.01, Winner.COMPILED),
+        (100, 102, 0.001, Winner.COMPILED),  # within 3 %
+        (100, 110, 0.01, Winner.EAGER),
+        (100, 110, 0.5, Winner.COMPILED),  # quartiles overlap: nothing is proven
+    ],
+)
+def test_eager_wins_only_beyond_doubt(eager_us: float, compiled_us: float, spread: float, winner: Winner) -> None:
+    assert winner_of(steady(eager_us, spread), steady(compiled_us, spread)) is winner
+
+
+def test_a_coverage_is_compiled_where_nothing_was_measured() -> None:
+    assert winner_over(()) is Winner.COMPILED
+
+
+def test_one_slow_point_does_not_outweigh_much_faster_ones() -> None:
+    assert winner_over((a_speed(100, 50), a_speed(100, 110))) is Winner.COMPILED
+
+
+def test_a_coverage_that_is_slower_on_the_whole_runs_eagerly() -> None:
+    assert winner_over((a_speed(100, 99), a_speed(100, 120))) is Winner.EAGER
+
+
+def test_slower_within_the_noise_everywhere_stays_compiled() -> None:
+    assert winner_over((a_speed(100, 102), a_speed(100, 101))) is Winner.COMPILED
+
+
+def test_the_mean_ratio_is_geometric() -> None:
+    assert mean_ratio((a_speed(100, 50), a_speed(100, 200))) == pytest.approx(1.0)

@@ -1,0 +1,151 @@
+"""Scratch directories and the log files in them."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from aot.errors import DirectoryInUse, InvalidConfig
+from aot.schema.names import Name
+from worker.lines import Lines, plain
+from worker.logs import MOST_BYTES, LogFiles
+from worker.scratch import own_scratch, scratch_directory
+
+
+def a_log(work: Path, content: bytes, name: str = "compile/stderr.txt") -> Path:
+    path = work / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_an_attempt_has_a_private_directory_that_goes_with_it(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), scratch_directory(tmp_path, "b1") as path:
+        assert (path.stat().st_mode & 0o777, path.parent, path.name[:3]) == (0o700, tmp_path, "b1-")
+        (path / "deep" / "er").mkdir(parents=True)
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_a_child_has_closed_is_removed_as_well() -> None:
+    # In a process that is not root, for whom no directory is closed.
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o777)
+        process = os.fork()
+        if process == 0:
+            os.setuid(os.getuid() or 65534)
+            left = -1
+            try:
+                with scratch_directory(Path(place), "b1") as path:
+                    (path / "a" / "b").mkdir(parents=True)
+                    (path / "a" / "b" / "file").touch()
+                    os.chmod(path / "a" / "b", 0)
+                    os.chmod(path / "a", 0)
+                    shutil.rmtree(path, ignore_errors=True)
+                    assert path.is_dir(), "the usual way does not remove it"
+                left = len(os.listdir(place))
+            finally:
+                os._exit(left)
+        _, status = os.waitpid(process, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_link_in_the_scratch_directory_is_removed_and_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    (tmp_path / "scratch").mkdir()
+    with scratch_directory(tmp_path / "scratch", "b1") as path:
+        (path / "link").symlink_to(outside)
+    assert (outside.is_dir(), outside.stat().st_mode & 0o777) == (True, 0o500)
+
+
+def test_one_worker_has_a_name_at_a_time(tmp_path: Path) -> None:
+    with own_scratch(tmp_path, Name("w")), pytest.raises(DirectoryInUse, match="w works in"):
+        with own_scratch(tmp_path, Name("w")):
+            pass
+    with own_scratch(tmp_path, Name("w")):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_workers_left_is_removed_and_what_living_ones_use_is_kept(tmp_path: Path) -> None:
+    for name in ("dead", "older", "w"):
+        (tmp_path / name / "b1-x").mkdir(parents=True)
+    (tmp_path / "dead.lock").touch()
+    with own_scratch(tmp_path, Name("living")) as living:
+        (living / "b2-x").mkdir(parents=True)
+        with own_scratch(tmp_path, Name("w")):
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["living", "living.lock", "w.lock"]
+        assert (living / "b2-x").is_dir()
+
+
+def test_a_scratch_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match="file/scratch"), own_scratch(tmp_path / "file" / "scratch", Name("w")):
+        pass
+
+
+def test_every_child_of_a_build_is_read(tmp_path: Path) -> None:
+    a_log(tmp_path, b"compile\n")
+    a_log(tmp_path, b"print\n", "compile/stdout.txt")
+    a_log(tmp_path, b"start\n", "qualify/start/stderr.txt")
+    a_log(tmp_path, b"not a log\n", "qualify/start/job.json")
+    a_log(tmp_path, b"the child's own\n", "compile/build/stderr.txt")
+    logs = LogFiles(tmp_path)
+    assert (logs.read(), logs.read()) == (["compile", "print", "start"], [])
+
+
+def test_progress_bars_are_lines_and_empty_lines_are_not(tmp_path: Path) -> None:
+    a_log(tmp_path, b"1%\r2%\r\n\n  \nend\n")
+    assert LogFiles(tmp_path).read() == ["1%", "2%", "end"]
+
+
+def test_the_end_of_a_flood_is_kept(tmp_path: Path) -> None:
+    a_log(tmp_path, b"x" * 99 + b"\n" + b"y" * (MOST_BYTES - 1) + b"\n")
+    first, *rest = LogFiles(tmp_path).read()
+    assert (first, [len(line) for line in rest]) == ("[100 bytes left out]", [MOST_BYTES - 1])
+
+
+def test_a_line_without_an_end_is_cut_and_does_not_grow_in_memory(tmp_path: Path) -> None:
+    path = a_log(tmp_path, b"z" * 20_000)
+    logs = LogFiles(tmp_path)
+    assert [len(line) for line in logs.read()] == [20_000]
+    with path.open("ab") as stream:
+        stream.write(b"tail")
+    assert (logs.read(), logs.read(last=True)) == ([], ["tail"])
+
+
+def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("secret\n")
+    (tmp_path / "work" / "compile").mkdir(parents=True)
+    (tmp_path / "work" / "compile" / "stderr.txt").symlink_to(secret)
+    os.mkfifo(tmp_path / "work" / "compile" / "stdout.txt")
+    assert LogFiles(tmp_path / "work").read() == []
+
+
+def test_lines_that_wait_again_come_before_later_ones() -> None:
+    lines = Lines()
+    lines.add("one")
+    taken = lines.take()
+    lines.add("two")
+    lines.put_back(taken)
+    assert (lines.take().told, lines.take().told) == (("one", "two"), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("größe ✓", "größe ✓"),
+        ("a\tb\x0bc", "a b c"),
+        ("\x1b[1;32mok\x1b[0m", "ok"),
+        ("null \x00", "null \ufffd"),
+        ("\ud800", "\ufffd"),
+        ("right\u202eleft", "right\ufffdleft"),
+        ("x" * 50, "x" * 20),
+    ],
+)
+def test_text_is_made_plain(text: str, told: str) -> None:
+    assert plain(text, 20) == told

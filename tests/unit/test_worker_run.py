@@ -1,0 +1,370 @@
+"""`run_build` against the real application: every way in which an attempt can end."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot.bundle import read_bundle
+from aot.errors import (
+    AotError,
+    BackendFailed,
+    CompileOutOfMemory,
+    DigestMismatch,
+    Forbidden,
+    InvalidSpec,
+    LocalStorageFull,
+    NotFound,
+    QualificationFailed,
+    RegistryUnreachable,
+    SourceNotLoadable,
+)
+from aot.schema.names import Name, Reference, Tag
+from aot.schema.report import Qualification
+from aot.schema.state import BuildState, BundleState
+from aot.schema.wire.builds import BuildView, CancelRequest, SubmitReply
+from aot.schema.wire.workers import Scope
+from tests.builders import a_manifest, a_profile, a_qualification, a_spec, altered
+from tests.fake_backend import FakeBackend, Work, a_packed_source
+from tests.service import Service, a_service
+from tests.transport import AppTransport, client_of
+from worker.run import MOST_HOST_FAULTS, Bench, Ended, run_build
+
+
+@dataclass
+class Stand:
+    """A worker at its bench, a registry, and one submitted build."""
+
+    service: Service
+    bench: Bench
+    transport: AppTransport
+    backend: FakeBackend
+    build: str
+    spec: Any
+
+    def run(self, act: Callable[[Work], None] = lambda work: None) -> Ended:
+        self.backend.act = act
+        return run_build(self.build, self.bench)
+
+    def view(self) -> BuildView:
+        return self.service.call("get_build", build=self.build)
+
+    def cancel(self) -> None:
+        self.service.call("cancel", CancelRequest(reason="changed my mind"), build=self.build)
+
+    def away(self, seconds: float) -> None:
+        """The registry cannot be reached for a while."""
+        self.transport.gone = True
+        threading.Timer(seconds, lambda: setattr(self.transport, "gone", False)).start()
+
+
+@pytest.fixture
+def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+    backend = FakeBackend()
+    monkeypatch.setattr("worker.run.build_bundle", backend.build)
+    with a_service(tmp_path / "registry") as service:
+        service.register(a_profile())
+        client = client_of(service, token=service.token(Scope.CLAIM))
+        assert isinstance(client.transport, AppTransport)
+        bench = Bench(
+            name=Name("worker-1"),
+            client=client,
+            profiles=(a_profile(),),
+            scratch=tmp_path / "scratch",
+            shared_caches=tmp_path / "toolchain",
+            sandbox=None,
+            trust_sources=frozenset({"default"}),
+            stopping=threading.Event(),
+        )
+        spec = a_spec(source=a_packed_source(tmp_path / "source"))
+        build = service.submit(spec, tags=(Tag("latest"),)).build.id
+        yield Stand(service, bench, client.transport, backend, build, spec)
+
+
+def fail_with(error: BaseException) -> Callable[[Work], None]:
+    def act(work: Work) -> None:
+        raise error
+
+    return act
+
+
+def test_a_build_is_published_with_its_tags_and_leaves_no_scratch(stand: Stand) -> None:
+    assert stand.run() is Ended.PUBLISHED
+    view = stand.view()
+    assert (view.state, view.attempt) == (BuildState.PUBLISHED, 1)
+    (found,) = client_of(stand.service).resolve(Reference("default/mini:latest"))
+    assert found.digest == view.bundle
+    assert (stand.backend.works[0].source.tree is None, list(stand.bench.scratch.iterdir())) == (False, [])
+
+
+def test_the_source_is_unpacked_before_the_compile(stand: Stand) -> None:
+    def act(work: Work) -> None:
+        assert work.source.tree is not None
+        assert ((work.source.tree / "model.py").read_text(), work.source.entry) == ("def make(): ...\n", "model:make")
+
+    assert stand.run(act) is Ended.PUBLISHED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SourceNotLoadable("no such function", hint="check the entry"),
+        BackendFailed("the compiler crashed", details={"region": "layers.0"}),
+        CompileOutOfMemory("too much memory"),
+        QualificationFailed("differs from eager", details={"differences": [1.5]}),
+        InvalidSpec("a recipe that cannot be honoured"),
+        DigestMismatch("other bytes"),
+        Forbidden("not yours"),
+        NotFound("nothing there"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_an_error_ends_the_build_in_its_own_words(stand: Stand, error: AotError) -> None:
+    assert stand.run(fail_with(error)) is Ended.FAILED
+    view = stand.view()
+    assert view.state is BuildState.FAILED and view.error is not None
+    told = view.error.to_error()
+    assert (type(told), told.message, told.hint, told.details) == (
+        type(error),
+        error.message,
+        error.hint,
+        error.details,
+    )
+
+
+@pytest.mark.parametrize("details", [{"log": "\ud800"}, {"log": "x" * (2 << 20)}], ids=["no UTF-8", "too long"])
+def test_details_that_cannot_be_sent_do_not_hide_the_error(stand: Stand, details: dict[str, Any]) -> None:
+    assert stand.run(fail_with(BackendFailed("the compiler crashed", details=details))) is Ended.FAILED
+    error = stand.view().error
+    assert error is not None
+    assert (error.message, error.details) == ("the compiler crashed", {"left_out": "the details cannot be sent"})
+
+
+def test_a_fault_of_the_worker_fails_the_build_and_not_the_worker(stand: Stand) -> None:
+    assert stand.run(fail_with(ZeroDivisionError("oh"))) is Ended.FAILED
+    error = stand.view().error
+    assert error is not None and error.message == "a fault in the worker: ZeroDivisionError: oh"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), MemoryError(), LocalStorageFull("the disk is full")],
+    ids=["OSError", "MemoryError", "LocalStorageFull"],
+)
+def test_a_fault_of_the_host_gives_the_build_to_another_worker(stand: Stand, error: Exception) -> None:
+    assert stand.run(fail_with(error)) is Ended.RELEASED
+    view = stand.view()
+    assert (view.state, view.error) == (BuildState.QUEUED, None)
+    assert view.waiting.startswith("worker-1 gave it back: the worker's disk or memory failed")
+
+
+def test_host_faults_without_end_fail_the_build(stand: Stand) -> None:
+    ended = []
+    for _ in range(MOST_HOST_FAULTS):
+        ended.append(stand.run(fail_with(OSError(28, "No space left on device"))))
+        stand.service.clock.advance(61)  # a worker is not handed what it gave back just now
+        stand.service.register(a_profile())
+    assert ended == [Ended.RELEASED] * (MOST_HOST_FAULTS - 1) + [Ended.FAILED]
+    assert stand.view().state is BuildState.FAILED
+
+
+def test_a_cancelled_build_stops_within_seconds(stand: Stand) -> None:
+    threading.Timer(0.3, stand.cancel).start()
+    begun = time.monotonic()
+    assert stand.run(Work.wait_until_stopped) is Ended.STOPPED
+    assert time.monotonic() - begun < 5 + 0.3
+    view = stand.view()
+    assert (view.state, view.bundle) == (BuildState.CANCELLED, None)
+
+
+def test_a_build_cancelled_just_before_publish_is_not_published(stand: Stand) -> None:
+    assert stand.run(lambda work: stand.cancel()) is Ended.STOPPED
+    assert (stand.view().state, stand.view().bundle) == (BuildState.CANCELLED, None)
+
+
+def test_a_lost_lease_stops_the_work_and_leaves_the_build_to_its_new_holder(stand: Stand) -> None:
+    def lose() -> None:
+        stand.service.clock.advance(1000)
+        stand.service.sweep()
+        stand.service.register(a_profile(), worker="worker-2")
+        stand.service.claim("cpu-v3", worker="worker-2", build=stand.build)
+
+    threading.Timer(0.3, lose).start()
+    assert stand.run(Work.wait_until_stopped) is Ended.STOPPED
+    assert (stand.view().state, stand.view().attempt) == (BuildState.RUNNING, 2)
+
+
+def test_a_lease_lost_during_the_last_step_does_not_publish(stand: Stand) -> None:
+    def lose(work: Work) -> None:
+        stand.service.clock.advance(1000)
+        stand.service.sweep()
+
+    assert stand.run(lose) is Ended.STOPPED
+    assert (stand.view().state, stand.view().bundle) == (BuildState.QUEUED, None)
+
+
+def test_a_shutdown_gives_the_build_back_at_once(stand: Stand) -> None:
+    threading.Timer(0.3, stand.bench.stopping.set).start()
+    begun = time.monotonic()
+    assert stand.run(Work.wait_until_stopped) is Ended.RELEASED
+    assert time.monotonic() - begun < 3
+    view = stand.view()
+    assert (view.state, view.waiting) == (
+        BuildState.QUEUED,
+        "worker-1 gave it back: the worker is shutting down",
+    )
+
+
+def test_a_child_that_the_shutdown_killed_first_is_no_failure_of_the_compiler(stand: Stand) -> None:
+    def act(work: Work) -> None:
+        stand.bench.stopping.set()
+        raise BackendFailed("the child was ended by signal 15")
+
+    assert stand.run(act) is Ended.RELEASED
+    assert stand.view().state is BuildState.QUEUED
+
+
+def test_an_interrupt_gives_the_build_back_and_goes_on(stand: Stand) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stand.run(fail_with(KeyboardInterrupt()))
+    assert stand.view().state is BuildState.QUEUED
+
+
+def test_a_worker_that_shuts_down_claims_nothing(stand: Stand) -> None:
+    stand.bench.stopping.set()
+    assert stand.run() is Ended.NOTHING
+    assert (stand.view().attempt, stand.transport.sent) == (0, [])
+
+
+def test_nothing_waits_after_a_build_was_published(stand: Stand) -> None:
+    assert [stand.run(), stand.run()] == [Ended.PUBLISHED, Ended.NOTHING]
+    assert len(stand.backend.works) == 1
+
+
+def test_a_source_of_a_namespace_without_trust_is_refused_without_a_sandbox(stand: Stand) -> None:
+    bench = Bench(**{**vars(stand.bench), "trust_sources": frozenset({"other"})})
+    assert run_build(stand.build, bench) is Ended.FAILED
+    error = stand.view().error
+    assert error is not None
+    assert (error.code, "namespace default" in error.message, stand.backend.works) == ("forbidden", True, [])
+
+
+def test_a_registry_that_is_away_at_the_claim_is_told_to_the_caller(stand: Stand) -> None:
+    stand.transport.gone = True
+    with pytest.raises(RegistryUnreachable):
+        stand.run()
+    assert stand.view().attempt == 0
+
+
+def test_a_registry_that_is_away_during_the_compile_costs_nothing(stand: Stand) -> None:
+    def act(work: Work) -> None:
+        stand.away(1.2)
+        time.sleep(1.5)
+
+    assert stand.run(act) is Ended.PUBLISHED
+
+
+@pytest.mark.parametrize("path", ["/uploads", "/publish"])
+def test_a_registry_that_is_away_at_the_end_is_waited_for(
+    stand: Stand, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, once = stand.transport.send, []
+
+    def sent(method: str, url: str, **options: Any) -> Any:
+        if path in url and not once:
+            once.append(url)
+            stand.away(1.0)
+        return send(method, url, **options)
+
+    monkeypatch.setattr(stand.transport, "send", sent)
+    assert stand.run() is Ended.PUBLISHED
+    assert once and stand.view().state is BuildState.PUBLISHED
+
+
+def test_a_failure_is_told_to_a_registry_that_comes_back(stand: Stand) -> None:
+    def act(work: Work) -> None:
+        stand.away(1.0)
+        raise BackendFailed("the compiler crashed")
+
+    assert stand.run(act) is Ended.FAILED
+    assert stand.view().state is BuildState.FAILED
+
+
+def test_a_registry_that_stays_away_longer_than_the_lease_ends_the_work(
+    tmp_path: Path, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = stand.bench.client.claim
+
+    def short(*args: Any, **options: Any) -> Any:
+        reply = claim(*args, **options)
+        return altered(reply, claim=altered(reply.claim, lease_seconds=1.0))
+
+    monkeypatch.setattr(stand.bench.client, "claim", short)
+
+    def act(work: Work) -> None:
+        stand.transport.gone = True
+        work.wait_until_stopped(seconds=10)
+
+    assert stand.run(act) is Ended.STOPPED
+
+
+def test_a_registry_that_is_away_while_the_source_is_fetched_gives_the_build_back(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*args: Any, **options: Any) -> None:
+        raise RegistryUnreachable("could not reach the store")
+
+    monkeypatch.setattr("worker.run.fetch_source", fetch)
+    assert stand.run() is Ended.RELEASED
+    assert stand.view().waiting == "worker-1 gave it back: could not reach the store"
+
+
+def test_an_answer_to_publish_that_was_lost_is_asked_for_again(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, once = stand.transport.send, []
+
+    def sent(method: str, url: str, **options: Any) -> Any:
+        reply = send(method, url, **options)
+        if url.endswith("/publish") and not once:
+            once.append(url)
+            raise RegistryUnreachable("the connection was cut", details={"sent": True})
+        return reply
+
+    monkeypatch.setattr(stand.transport, "send", sent)
+    assert stand.run() is Ended.PUBLISHED
+    assert once and stand.view().state is BuildState.PUBLISHED
+
+
+def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.run()
+    pushed = a_manifest(altered(stand.spec, name=Name("pushed")))
+    reply: Any = stand.service.push(pushed)
+    assert (reply.state, reply.build is None) == (BundleState.PENDING, False)
+    proven = []
+
+    def qualify(bundle: Path, **options: Any) -> SimpleNamespace:
+        claimed = read_bundle(bundle).manifest
+        proven.append((claimed.artifacts, claimed.qualification))
+        proof = a_qualification(seconds=3.0)
+        return SimpleNamespace(artifacts=pushed.artifacts, qualification=proof, canaries=pushed.canaries, paths={})
+
+    monkeypatch.setattr("aot.pipeline.build.qualify", qualify)
+    assert run_build(reply.build, stand.bench) is Ended.PUBLISHED
+    view = stand.service.call("get_build", build=reply.build)
+    assert (view.state, view.bundle == reply.bundle) == (BuildState.PUBLISHED, False)
+    assert proven == [(pushed.artifacts, Qualification())], "what the uploader claimed of the proof is dropped"
+
+
+def test_the_same_spec_submitted_meanwhile_is_the_same_build(stand: Stand) -> None:
+    replies: list[SubmitReply] = []
+    assert stand.run(lambda work: replies.append(stand.service.submit(stand.spec))) is Ended.PUBLISHED
+    replies.append(stand.service.submit(stand.spec))
+    assert [(reply.created, reply.build.id) for reply in replies] == [(False, stand.build)] * 2
