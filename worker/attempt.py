@@ -71,7 +71,7 @@ class Attempt:
 
     def should_stop(self) -> str | None:
         """Why the work must end: cancelled, the lease lost, or the worker shutting down. None: go on."""
-        if False:
+        if self._stop_reason is None and time.monotonic() > self._lease_ends:
             return "the lease ran out while the registry could not be reached"
         return self._stop_reason or (SHUTTING_DOWN if self._stopping.is_set() else None)
 
@@ -140,8 +140,7 @@ class Attempt:
 
     def fail(self, error: AotError) -> bool:
         """End the build with `error`. False where the registry did not take it: then the lease decides."""
-        with contextlib.suppress(AotError):
-            self.tell()
+        self.tell()
         try:
             self.patiently(lambda: self.client.fail(self.claim.build, error=_body_of(error)))
         except AotError as refused:

@@ -82,30 +82,20 @@ def qualify(
     )
     stored = _plain_bundle(read_bundle(bundle_dir.absolute()), scratch.absolute())
     artifacts = stored.manifest.artifacts
-    checked = spec.recipe.random is not Randomness.UNCHECKED
     try:
         start_proof = _prove_start(proving, stored)
-        numerics = proving.run(
-            Task.NUMERICS,
-            seconds=min(seconds, proving.limits.wall_seconds / 2),
-            checked=checked,
-            frozen=spec.recipe.freeze,
-            **_bundle_fields(proving, stored),
-        )
+        numerics = _run_numerics(proving, stored, seconds=seconds)
         claim = read_claim(numerics, Claim)
     except QualificationFailed as error:
         raise with_hint(error, artifacts) from error
-    check_claim(claim, artifacts, checked=checked)
-    refuse_misses(claim.cases, artifacts)
-    agreements = _compare(proving, numerics, claim, artifacts) if checked else ()
-    refuse_differences(agreements, artifacts)
+    agreements = _judge(proving, numerics, claim, artifacts)
     canaries, paths = _take_canaries(claim, numerics, scratch.absolute() / "canaries")
     qualification = Qualification(
         start=start_proof,
         agreements=agreements,
         recompiles=count_misses(claim.cases),
         seconds=round(time.monotonic() - started, 3),
-        numerics="checked" if checked else UNCHECKED,
+        numerics="checked" if _is_checked(proving) else UNCHECKED,
         profile=profile.name,
         torch=profile.toolchain.torch,
     )
@@ -141,6 +131,31 @@ def _plain_bundle(stored: StoredBundle, scratch: Path) -> StoredBundle:
 def _bundle_fields(proving: Proving, stored: StoredBundle) -> dict[str, object]:
     readable = (*proving.shown(), stored.directory)
     return {**proving.source_fields(), "bundle": str(stored.directory), "readable": readable}
+
+
+def _is_checked(proving: Proving) -> bool:
+    return proving.recipe.random is not Randomness.UNCHECKED
+
+
+def _run_numerics(proving: Proving, stored: StoredBundle, *, seconds: float) -> Watched:
+    return proving.run(
+        Task.NUMERICS,
+        seconds=min(seconds, proving.limits.wall_seconds / 2),
+        checked=_is_checked(proving),
+        frozen=proving.recipe.freeze,
+        **_bundle_fields(proving, stored),
+    )
+
+
+def _judge(proving: Proving, numerics: Watched, claim: Claim, artifacts: Sequence[Artifact]) -> tuple[Agreement, ...]:
+    """Return every agreement. Raises QualificationFailed for a miss within a coverage, or a difference."""
+    check_claim(claim, artifacts, checked=_is_checked(proving))
+    refuse_misses(claim.cases, artifacts)
+    if not _is_checked(proving):
+        return ()
+    agreements = _compare(proving, numerics, claim, artifacts)
+    refuse_differences(agreements, artifacts)
+    return agreements
 
 
 def _compare(proving: Proving, numerics: Watched, claim: Claim, artifacts: Sequence[Artifact]) -> tuple[Agreement, ...]:
