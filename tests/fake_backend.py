@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aot.bundle import write_bundle
 from aot.errors import CompileStopped
 from aot.pipeline import Question, Staged
@@ -36,7 +38,8 @@ class Work:
             if reason := self.should_stop():
                 raise CompileStopped(f"the build was stopped: {reason}")
             time.sleep(0.05)
-        raise AssertionError("nobody stopped the build")
+        # Not an Exception: the worker would take that for the end of the build.
+        pytest.fail("nobody stopped the build")
 
 
 @dataclass

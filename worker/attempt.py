@@ -140,7 +140,8 @@ class Attempt:
 
     def fail(self, error: AotError) -> bool:
         """End the build with `error`. False where the registry did not take it: then the lease decides."""
-        self.tell()
+        with contextlib.suppress(AotError):
+            self.tell()
         try:
             self.patiently(lambda: self.client.fail(self.claim.build, error=_body_of(error)))
         except AotError as refused:
@@ -228,4 +229,3 @@ def _body_of(error: AotError) -> ErrorBody:
         hint=plain(body.hint, MESSAGE_CHARACTERS),
         details={"left_out": "the details cannot be sent"},
     )
-

@@ -71,7 +71,5 @@ def _name(values: Mapping[str, str]) -> Name:
 
 
 def _default_name() -> str:
-    host = "".join(
-        letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname().lower()
-    )
+    host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname().lower())
     return f"{host[:90].strip('-') or 'worker'}-{os.getpid()}"

@@ -1,11 +1,18 @@
 """The `aot` command. stdout is data (`--json` everywhere), stderr is talk, exit codes are in `aot.cli.exits`."""
 
+import signal
 import sys
+from types import FrameType
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and leave the process with its exit code."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    try:
+        # A cancelled CI job sends SIGTERM: temporary directories and children are to go then, as with Ctrl-C.
+        signal.signal(signal.SIGTERM, _leave)
+        sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # while modules were imported
+        sys.exit(128 + signal.SIGINT)
 
 
 def run(arguments: list[str]) -> int:
@@ -51,3 +58,7 @@ def _usage(error: Exception) -> int:
         return Exit.BAD_INPUT
     say("a fault of aot, not of yours; report it with what follows")
     raise error
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -122,7 +122,12 @@ class ArtifactMaker:
             constants, saved = self._account(exported, unit, package)
         described = describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
         ranges = answered_ranges(unit.point, described)
-        whole = narrow(unit.whole, ranges)
+        conditions = tuple(one.text.removeprefix("only where ") for one in described.narrowed if not one.dimension)
+        if conditions:
+            more = f" and {len(conditions) - 1} more condition(s)" if len(conditions) > 1 else ""
+            self._warnings.append(f"{unit.label}, {unit.whole.label}: only where {conditions[0]}{more}")
+        # Regions of one coverage are told by equal coverages, so a condition of one of them is not part of it.
+        whole = narrow(unit.whole, ranges, constraints=() if unit.region else conditions)
         artifact = self._record(unit, whole.coverage, described, package, constants, (*package.files, *saved))
         report = region_report(unit, whole.label, exported, package)
         return artifact, report, tuple(left_over(unit.whole, ranges))

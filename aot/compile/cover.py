@@ -37,13 +37,14 @@ def answered_ranges(point: Point, described: "Described") -> dict[str, Range]:
     return ranges
 
 
-def narrow(point: Point, ranges: Mapping[str, Range]) -> Point:
-    """Return `point` with a coverage that promises no more than `ranges`."""
+def narrow(point: Point, ranges: Mapping[str, Range], *, constraints: tuple[str, ...] = ()) -> Point:
+    """Return `point` with a coverage that promises no more than `ranges` under `constraints`."""
     dimensions = tuple(
         msgspec.structs.replace(one, low=ranges[one.name][0], high=ranges[one.name][1]) if one.name in ranges else one
         for one in point.coverage.dimensions
     )
-    return replace(point, coverage=msgspec.structs.replace(point.coverage, dimensions=dimensions))
+    coverage = msgspec.structs.replace(point.coverage, dimensions=dimensions, constraints=constraints)
+    return replace(point, coverage=coverage)
 
 
 def left_over(point: Point, ranges: Mapping[str, Range]) -> Iterator[Point]:

@@ -1,6 +1,7 @@
 """Every command of `aot` as a process: stdout is data, stderr is talk, and the exit code is part of the contract."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,6 +254,8 @@ def test_a_failed_build_ends_with_its_workers_words(shell: Shell, tree: Path) ->
 def test_ctrl_c_leaves_the_build_and_says_how_to_go_on(shell: Shell, tree: Path) -> None:
     process = shell.start("build", *build_arguments(tree, "interrupted"))
     claim = shell.claim(process, PROFILE.name)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith(claim.build)
     ran = interrupt(process)
     assert (ran.code, ran.out) == (130, "")
     assert f"build {claim.build} goes on; `aot wait {claim.build}` follows it" in ran.err
@@ -466,6 +469,19 @@ def test_ctrl_c_during_ensure_leaves_no_file(shell: Shell, tree: Path) -> None:
     reply = shell.service.publish(claim)
     ran = shell.aot("ensure", cwd=tree)
     assert ran.out == f"present\tdefault/ensured-later:latest\t{PROFILE.name}\t{reply.bundle}\n"
+
+
+def test_a_cancelled_job_leaves_no_temporary_directory(shell: Shell, tree: Path, tmp_path: Path) -> None:
+    write_project(tree, "ensured-cancelled")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = shell.with_environ(TMPDIR=str(scratch)).start("ensure", cwd=tree)
+    claim = shell.claim(process, PROFILE.name)
+    assert [path.name.startswith("aot-ensure-") for path in scratch.iterdir()] == [True]
+    process.send_signal(signal.SIGTERM)
+    ran = end(process)
+    assert (ran.code, ran.out, list(scratch.iterdir())) == (143, "", [])
+    shell.service.publish(claim)
 
 
 def test_a_withdrawn_bundle_is_built_again_by_ensure(shell: Shell, tree: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_pushed_bundle_is_pending_until_it_is_proven(
     assert shell.aot("push", str(built.directory), "--json").json["build"] == build, "pushed twice is once"
     claim = shell.service.claim(PROFILE.name, build=build)
     assert claim.requalify == built.digest
-    proof = altered(manifest, qualification=a_qualification(seconds=9.0))
+    proof = altered(manifest, qualification=a_qualification(seconds=9.0, profile=PROFILE.name))
     proven = shell.service.publish(claim, proof)
     waited = shell.aot("wait", build)
     assert (waited.code, f"bundle    {proven.bundle}" in waited.lines) == (0, True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aot.client.connect import open_client
+from aot.schema.names import Name
 from tests.builders import a_profile
 from tests.commands import COMMAND, Ran, clean_environ, end
 
@@ -136,8 +137,6 @@ def test_restarted_it_has_the_same_keys_tokens_and_data(tmp_path: Path) -> None:
     with an_up(data, "--no-worker") as up:
         assert set(up.parts()) == {"registry serve", "registry sweep"}
         token, keys = (data / "token").read_text(), up.exports["AOT_TRUSTED_KEYS"]
-        from aot.schema.names import Name
-
         open_client(up.exports["AOT_URL"], token.strip()).register_worker(Name("w"), profiles=(profile,))
         up.process.send_signal(signal.SIGTERM)
         assert up.ended().code == 0

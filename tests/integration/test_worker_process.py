@@ -88,7 +88,7 @@ def test_a_worker_that_keeps_dying_ends_the_build(place: Deployment, start: Call
         for attempt in range(1, 4):
             worker = start(f"mortal{attempt}")
             build = place.submit("poison")
-            wait_for(lambda: place.client.get_build(build.id).attempt == attempt, what=f"attempt {attempt}")
+            place.wait_for_phase(build.id, "compiling", pid=worker.pid)
             kill_hard(worker)
         view = place.wait_for_state(build.id, BuildState.FAILED)
     assert (view.attempt, view.error and view.error.code) == (3, "backend-failed")

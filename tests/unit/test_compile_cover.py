@@ -86,3 +86,10 @@ def test_a_piece_without_a_multiple_is_no_piece() -> None:
     point = a_point(Dimension(name="batch", low=8, high=64, multiple_of=8), SEQ)
     assert [one.label for one in left_over(point, {"batch": (8, 63), "seq": (2, 64)})] == ["batch=64, seq=2..64"]
     assert list(left_over(point, {"batch": (5, 66), "seq": (2, 64)})) == []
+
+
+def test_a_condition_between_dimensions_is_part_of_the_coverage() -> None:
+    point = a_point(BATCH, SEQ)
+    narrowed = narrow(point, answered_ranges(point, described()), constraints=("args[1].size(0) % 4 == 0",))
+    assert narrowed.coverage.constraints == ("args[1].size(0) % 4 == 0",)
+    assert narrowed.coverage.dimensions == point.coverage.dimensions

@@ -1,5 +1,6 @@
 """An attempt beside its work: the lease, progress and log lines, as the registry receives them."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -102,21 +103,35 @@ def test_progress_is_seen_while_the_work_goes_on(stand: Stand) -> None:
         wait_for(lambda: stand.view().step == "region 2 of 2")
 
 
-def test_lines_of_many_threads_are_each_told_once(stand: Stand) -> None:
+def test_lines_are_told_once_and_in_order_however_many_threads_tell(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, delays = stand.transport.send, itertools.cycle([0.1, 0.0, 0.05, 0.0])
+
+    def sent(*args: Any, **options: Any) -> Any:
+        time.sleep(next(delays))  # a later request may well arrive first
+        return send(*args, **options)
+
+    monkeypatch.setattr(stand.transport, "send", sent)
+    spoken = threading.Event()
     with stand.attempt() as attempt:
 
-        def speak(name: str) -> None:
-            for number in range(50):
-                attempt.on_event({"line": f"{name} {number}"})
+        def tell() -> None:
+            while not spoken.is_set():
                 attempt.tell()
+                time.sleep(0.005)
 
-        threads = [threading.Thread(target=speak, args=(name,)) for name in "abc"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for name in "abc":
-        assert [line for line in stand.log() if line[0] == name] == [f"{name} {number}" for number in range(50)]
+        tellers = [threading.Thread(target=tell) for _ in range(4)]
+        for teller in tellers:
+            teller.start()
+        for number in range(60):
+            attempt.on_event({"line": f"line {number}"})
+            time.sleep(0.01)
+        spoken.set()
+        for teller in tellers:
+            teller.join()
+        attempt.tell()
+    assert stand.log() == [f"line {number}" for number in range(60)]
 
 
 def test_a_flood_of_lines_is_bounded_and_says_what_is_missing(stand: Stand) -> None:

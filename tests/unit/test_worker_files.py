@@ -62,9 +62,12 @@ def test_a_link_in_the_scratch_directory_is_removed_and_not_followed(tmp_path: P
 
 
 def test_one_worker_has_a_name_at_a_time(tmp_path: Path) -> None:
-    with own_scratch(tmp_path, Name("w")), pytest.raises(DirectoryInUse, match="w works in"):
-        with own_scratch(tmp_path, Name("w")):
-            pass
+    with (
+        own_scratch(tmp_path, Name("w")),
+        pytest.raises(DirectoryInUse, match="w works in"),
+        own_scratch(tmp_path, Name("w")),
+    ):
+        pass
     with own_scratch(tmp_path, Name("w")):
         pass
     assert list(tmp_path.iterdir()) == []

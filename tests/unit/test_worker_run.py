@@ -324,9 +324,7 @@ def test_a_registry_that_is_away_while_the_source_is_fetched_gives_the_build_bac
     assert stand.view().waiting == "worker-1 gave it back: could not reach the store"
 
 
-def test_an_answer_to_publish_that_was_lost_is_asked_for_again(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_to_publish_that_was_lost_is_asked_for_again(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     send, once = stand.transport.send, []
 
     def sent(method: str, url: str, **options: Any) -> Any:
@@ -341,9 +339,7 @@ def test_an_answer_to_publish_that_was_lost_is_asked_for_again(
     assert once and stand.view().state is BuildState.PUBLISHED
 
 
-def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     stand.run()
     pushed = a_manifest(altered(stand.spec, name=Name("pushed")))
     reply: Any = stand.service.push(pushed)

@@ -1,0 +1,162 @@
+"""Submit, follow, fetch and publish as steps of the pipeline: what they hand on, and how they are stopped."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot.errors import BlobPending, BuildFailed, CompileStopped, RegistryUnreachable
+from aot.pipeline import Question, fetch_source, follow_build, publish_bundle
+from aot.pipeline import submit as submit_module
+from aot.schema.report import Phase
+from aot.schema.state import BuildState
+from aot.schema.wire.builds import Claim, ProgressRequest
+from tests.builders import a_profile, a_spec
+from tests.fake_backend import a_packed_source, stage
+from tests.service import Service, a_service
+from tests.transport import client_of
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with a_service(tmp_path / "registry") as service:
+        service.register(a_profile())
+        yield service
+
+
+def a_claim(service: Service, tmp_path: Path) -> Claim:
+    build = service.submit(a_spec(source=a_packed_source(tmp_path / "source"))).build.id
+    return service.claim("cpu-v3", build=build)
+
+
+def report(service: Service, claim: Claim, **fields: Any) -> None:
+    service.call("report_progress", ProgressRequest(**fields), token=claim.token, build=claim.build)
+
+
+def test_every_line_is_handed_on_once_from_the_first_to_the_last(service: Service, tmp_path: Path) -> None:
+    claim = a_claim(service, tmp_path)
+    lines = tuple(f"line {number}" for number in range(2500))  # more than one page of the log
+    report(service, claim, phase=Phase.COMPILING, step="region 1 of 1", lines=lines[:2])
+    seen: list[str] = []
+
+    def finish() -> None:
+        report(service, claim, lines=lines[2:])
+        service.publish(claim)
+
+    threading.Timer(0.3, finish).start()
+    changes = []
+    view = follow_build(
+        client_of(service),
+        claim.build,
+        on_change=lambda view: changes.append((view.state, view.step)),
+        on_line=lambda line: seen.append(line.text),
+        timeout_seconds=20,
+    )
+    assert (view.state, tuple(seen)) == (BuildState.PUBLISHED, lines)
+    assert changes == [(BuildState.RUNNING, "region 1 of 1"), (BuildState.PUBLISHED, "region 1 of 1")]
+
+
+def test_a_registry_that_is_away_for_a_moment_does_not_end_the_following(service: Service, tmp_path: Path) -> None:
+    claim = a_claim(service, tmp_path)
+    client = client_of(service)
+
+    def leave() -> None:
+        client.transport.gone = True  # type: ignore[attr-defined]
+        time.sleep(0.6)
+        service.publish(claim)
+        client.transport.gone = False  # type: ignore[attr-defined]
+
+    threading.Timer(0.2, leave).start()
+    assert follow_build(client, claim.build, timeout_seconds=20).state is BuildState.PUBLISHED
+
+
+def test_a_registry_that_stays_away_ends_the_following(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_module, "AWAY_SECONDS", 0.5)
+    client = client_of(service)
+    client.transport.gone = True  # type: ignore[attr-defined]
+    with pytest.raises(RegistryUnreachable):
+        follow_build(client, "b1", timeout_seconds=20)
+
+
+def test_following_ends_at_its_time_and_says_how_to_go_on(service: Service, tmp_path: Path) -> None:
+    claim = a_claim(service, tmp_path)
+    with pytest.raises(BuildFailed, match="still running after 0 s") as caught:
+        follow_build(client_of(service), claim.build, timeout_seconds=0.3)
+    assert f"aot wait {claim.build}" in caught.value.hint
+
+
+def test_fetching_stops_in_the_middle_of_a_blob(service: Service, tmp_path: Path) -> None:
+    claim = a_claim(service, tmp_path)
+    into = tmp_path / "into"
+    with pytest.raises(CompileStopped, match="cancelled"):
+        fetch_source(client_of(service), claim.spec, claim.links, into=into, should_stop=lambda: "cancelled")
+    assert [path for path in into.rglob("*") if path.is_file()] == [], "no half blob is left"
+
+
+def test_publishing_stops_between_uploads(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.pipeline.publish.UPLOADS_AT_ONCE", 1)
+    claim = a_claim(service, tmp_path)
+    staged = stage(_question(claim), tmp_path / "work")
+    client = client_of(service, token=claim.token)
+    uploads = []
+    upload = client.upload_blobs
+
+    def uploaded(links: Any, paths: Any) -> None:
+        uploads.append(len(links))
+        upload(links, paths)
+
+    monkeypatch.setattr(client, "upload_blobs", uploaded)
+    with pytest.raises(CompileStopped, match="enough"):
+        publish_bundle(client, staged, build=claim.build, should_stop=lambda: "enough" if uploads else None)
+    assert uploads == [1]
+    publish_bundle(client, staged, build=claim.build)
+    assert service.call("get_build", build=claim.build).state is BuildState.PUBLISHED
+
+
+def test_waiting_for_the_registry_to_hash_stops_soon(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = a_claim(service, tmp_path)
+    staged = stage(_question(claim), tmp_path / "work")
+    client = client_of(service, token=claim.token)
+    begun = time.monotonic()
+
+    def pending(*args: Any) -> None:
+        raise BlobPending("not hashed yet")
+
+    monkeypatch.setattr(client, "publish", pending)
+    with pytest.raises(CompileStopped):
+        publish_bundle(
+            client,
+            staged,
+            build=claim.build,
+            should_stop=lambda: "cancelled" if time.monotonic() - begun > 0.5 else None,
+        )
+    assert time.monotonic() - begun < 1.9
+
+
+def test_an_upload_that_is_hashed_meanwhile_is_published(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot.pipeline.publish.PENDING_PAUSE", 0.1)
+    claim = a_claim(service, tmp_path)
+    staged = stage(_question(claim), tmp_path / "work")
+    client = client_of(service, token=claim.token)
+    publish, refusals = client.publish, [BlobPending("not hashed yet")] * 3
+
+    def published(*args: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return publish(*args)
+
+    monkeypatch.setattr(client, "publish", published)
+    assert publish_bundle(client, staged, build=claim.build).bundle == staged.digest
+
+
+def _question(claim: Claim) -> Question:
+    return Question(spec=claim.spec, profile=claim.profile, build_key=claim.build_key, factors=claim.factors)
