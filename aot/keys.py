@@ -48,8 +48,9 @@ def factors_of(spec: Spec, profile: Profile) -> tuple[Factor, ...]:
     ]
     values += [(f"option:{name}", recipe.options[name]) for name in sorted(recipe.options)]
     values += [(f"environment:{name}", recipe.environment[name]) for name in sorted(recipe.environment)]
-    if Route.FUNCTION in recipe.routes or Route.CACHE in recipe.routes:
-        # Both routes hold bytecode or pickles that one minor version of Python can read.
+    if isinstance(source, FactorySource) or Route.FUNCTION in recipe.routes or Route.CACHE in recipe.routes:
+        # Both routes hold bytecode or pickles that one minor version of Python can read, and so does the fingerprint
+        # of a module, which is made of its classes' bytecode.
         values.append(("python", ".".join(toolchain.python.split(".")[:2])))
     if recipe.freeze:
         values.append(("weights", sorted((file.path, file.digest) for file in spec.weights)))

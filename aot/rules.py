@@ -56,10 +56,11 @@ def check_torch(value: str, environment: Environment) -> Reason | None:
 
 
 def check_python(value: str, environment: Environment) -> Reason | None:
-    """Exact on major.minor, and asked only by routes that store bytecode or pickles."""
+    """Exact on major.minor: asked by routes that store bytecode or pickles, and by artifacts of a module's source,
+    since the fingerprint that a live module is compared with is made of its classes' bytecode."""
     found = environment.container.python
     short = None if found is None else ".".join(found.split(".")[:2])
-    return _same("python", value, short, "the artifact holds Python {wanted} bytecode, this is Python {found}")
+    return _same("python", value, short, "the artifact is tied to Python {wanted} bytecode, this is Python {found}")
 
 
 def check_triton(value: str, environment: Environment) -> Reason | None:

@@ -24,9 +24,11 @@ def capability_of(profile: Profile, cubins: Iterable[Path]) -> Capability:
 
 
 def host_guards(
-    elf: ElfFacts, profile: Profile, *, torch: str, capability: Capability | None = None
+    elf: ElfFacts, profile: Profile, *, torch: str, capability: Capability | None = None, of_module: bool = False
 ) -> tuple[HostGuard, ...]:
     """Return every condition on the host; `torch` is the exact version that compiled, its local part included.
+
+    `of_module`: the fingerprint is of a live module, hence made of bytecode, which another Python cannot compare.
 
     Raises BackendFailed for a shared object with a second libstdc++ inside, which crashes the process that loads it.
     """
@@ -43,6 +45,7 @@ def host_guards(
         "torch": torch,
         "libc": elf.libc_floor,
         "libstdcxx": elf.libstdcxx_floor,
+        "python": ".".join(profile.toolchain.python.split(".")[:2]) if of_module else None,
         "threads": None if profile.threads is None else str(profile.threads),
         "cuda": cuda,
         "driver": _OLDEST_DRIVERS.get(cuda.split(".")[0]) if cuda else None,

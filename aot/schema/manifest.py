@@ -102,7 +102,9 @@ class Envelope(Document, kw_only=True, rename={"payload_type": "payloadType"}):
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, Digest]:
     """Return the canonical bytes and the digest of `manifest`."""
-    content = encode(manifest)
+    # Read back once: an int in a float's place (`wall_seconds=300`) is written as `300`, and as `300.0` by whoever
+    # decodes and encodes again.
+    content = encode(decode(encode(manifest), Manifest))
     return content, Digest.of(content)
 
 

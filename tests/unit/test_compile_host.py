@@ -119,3 +119,10 @@ def test_the_compiler_is_the_first_on_the_path_with_its_full_version(tmp_path: P
 def test_a_machine_without_a_compiler_can_compile_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="no C\\+\\+ compiler"):
         observe_toolchain(search_path=str(tmp_path))
+
+
+def test_an_artifact_of_a_module_is_tied_to_the_minor_version_of_python() -> None:
+    profile = a_profile(toolchain=a_toolchain(python="3.11.7"))
+    kinds = {guard.kind: guard.value for guard in host_guards(ELF, profile, torch="2.13.0+cpu", of_module=True)}
+    assert kinds["python"] == "3.11"
+    assert "python" not in {guard.kind for guard in host_guards(ELF, profile, torch="2.13.0+cpu")}

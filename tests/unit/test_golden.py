@@ -15,7 +15,7 @@ from aot.schema.lock import decode_lock
 from aot.schema.manifest import Envelope, Manifest, decode_manifest, encode_manifest
 from aot.schema.project import decode_project
 from aot.schema.recipe import Dimension, Regions
-from aot.schema.spec import Spec
+from aot.schema.spec import Limits, Spec
 from tests.builders import a_gpu_profile, a_manifest, a_profile, a_spec
 from tests.documents import GOLDEN, a_lock, golden_files, messages
 
@@ -73,6 +73,12 @@ def test_the_digest_of_the_golden_manifest_is_frozen() -> None:
     content, digest = encode_manifest(a_manifest())
     assert decode_manifest(content) == a_manifest()
     assert digest == FROZEN_DIGEST
+
+
+def test_a_manifest_reads_back_to_the_same_bytes_whatever_number_type_was_given() -> None:
+    spec = a_spec(limits=Limits(wall_seconds=300))
+    content, _ = encode_manifest(a_manifest(spec))
+    assert encode_manifest(decode_manifest(content))[0] == content
 
 
 def test_build_keys_are_frozen() -> None:

@@ -14,6 +14,7 @@ from tests.builders import (
     a_frozen_spec,
     a_gpu_profile,
     a_profile,
+    a_program,
     a_source,
     a_spec,
     a_toolchain,
@@ -41,7 +42,7 @@ def changed(spec: Spec, *, profile: Profile | None = None) -> list[str]:
         ({"recipe": Recipe(options={"epilogue_fusion": False})}, ["option:epilogue_fusion"]),
         ({"recipe": Recipe(environment={"TORCH_X": "1"})}, ["environment:TORCH_X"]),
         ({"recipe": Recipe(dimensions=(Dimension(name="batch", high=8),))}, ["dimensions"]),
-        ({"recipe": Recipe(routes=(Route.PACKAGE,))}, ["routes", "python"]),
+        ({"recipe": Recipe(routes=(Route.PACKAGE,))}, ["routes"]),
     ],
 )
 def test_every_option_is_a_factor_of_its_own(deviation: dict[str, Any], factors: list[str]) -> None:
@@ -88,8 +89,8 @@ def test_what_a_profile_is_made_of_is_a_factor_and_its_name_is_not(
     assert changed(a_spec(profile="renamed"), profile=a_profile("renamed", **deviation)) == factors
 
 
-def test_python_is_no_factor_of_a_package_alone() -> None:
-    spec = a_spec(recipe=Recipe(routes=(Route.PACKAGE,)))
+def test_python_is_no_factor_of_a_package_from_an_exported_program() -> None:
+    spec = a_spec(source=a_program(), recipe=Recipe(routes=(Route.PACKAGE,)))
     newer = a_profile(toolchain=a_toolchain(python="3.13.0"))
     assert key_of(factors_of(spec, a_profile())) == key_of(factors_of(spec, newer))
 

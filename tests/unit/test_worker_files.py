@@ -105,6 +105,15 @@ def test_progress_bars_are_lines_and_empty_lines_are_not(tmp_path: Path) -> None
     assert LogFiles(tmp_path).read() == ["1%", "2%", "end"]
 
 
+def test_the_list_of_imports_is_left_out(tmp_path: Path) -> None:
+    a_log(
+        tmp_path,
+        b"import time: self [us] | cumulative\nimport time: 5 | 5 | torch\na warning\n",
+        "qualify/start/stderr.txt",
+    )
+    assert LogFiles(tmp_path).read() == ["a warning"]
+
+
 def test_the_end_of_a_flood_is_kept(tmp_path: Path) -> None:
     a_log(tmp_path, b"x" * 99 + b"\n" + b"y" * (MOST_BYTES - 1) + b"\n")
     first, *rest = LogFiles(tmp_path).read()
