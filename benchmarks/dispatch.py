@@ -28,11 +28,11 @@ def main() -> int:
     torch.set_num_threads(1)
     scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
     try:
-        small = build_locally("small", scratch / "small")
+        small = build_locally("small", "build", scratch / "small")
         report = {
             "host": host(),
             "dispatch": measure_dispatch(small, torch),
-            "threads": measure_threads(build_locally("wide", scratch / "wide"), torch),
+            "threads": measure_threads(build_locally("small", "build_wide", scratch / "wide"), torch),
         }
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
