@@ -118,9 +118,8 @@ def default_label() -> str:
 
 
 def print_report(results: list[dict[str, Any]]) -> None:
-    print(
-        f"{'model':10} {'eager':>8} {'ours':>8} {'ratio (range)':>20} {'added':>8} {'JIT cold':>9} {'p50 ours/eager':>18}"
-    )
+    titles = ("eager", 8), ("ours", 8), ("ratio (range)", 20), ("added", 8), ("JIT cold", 9), ("p50 ours/eager", 18)
+    print(f"{'model':10} " + " ".join(f"{title:>{width}}" for title, width in titles))
     for one in results:
         eager, ours = statistics.median(one["eager_seconds"]), statistics.median(one["ours_seconds"])
         least, most = one["ratio_range"]

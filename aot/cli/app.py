@@ -150,7 +150,7 @@ def _add_directories(app: typer.Typer) -> None:
         from aot.cli.output import emit
 
         reply = directories.push(builds.connected(), directory, tags=tag)
-        emit(reply, [f"{reply.bundle} {reply.state}, proven again by build {reply.build}"], as_json=json)
+        emit(reply, [directories.pushed_line(reply)], as_json=json)
 
 
 def _add_pod(app: typer.Typer) -> None:

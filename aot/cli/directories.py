@@ -11,6 +11,7 @@ from aot.pipeline import push_bundle
 from aot.pipeline.build import read_staged
 from aot.schema.manifest import Manifest
 from aot.schema.names import Reference, Tag
+from aot.schema.state import BundleState
 from aot.schema.wire.bundles import PublishReply
 from aot.trust import TrustedKeys
 
@@ -47,6 +48,13 @@ def push(client: RegistryClient, directory: Path, *, tags: Sequence[str]) -> Pub
     moved = tuple(map(Tag.parse, tags))
     _require_whole(directory, None)
     return push_bundle(client, read_staged(directory), tags=moved)
+
+
+def pushed_line(reply: PublishReply) -> str:
+    """What became of a pushed bundle, and the build that is to be waited for."""
+    if reply.state is BundleState.PENDING:
+        return f"{reply.bundle} {reply.state}, proven again by build {reply.build}"
+    return f"{reply.bundle} {reply.state} already"
 
 
 def _require_whole(directory: Path, trusted: TrustedKeys | None) -> StoredBundle:

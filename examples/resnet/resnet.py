@@ -1,5 +1,7 @@
 """A network in ResNet-18's layout, plain torch, seeded random weights, for images of 160 x 160."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,7 +37,7 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential(
             *(
                 nn.Sequential(Residual(inner, outer, 1 if outer == 64 else 2), Residual(outer, outer, 1))
-                for inner, outer in zip(widths, widths[1:], strict=False)
+                for inner, outer in pairwise(widths)
             )
         )
         self.head = nn.Linear(512, 1000)

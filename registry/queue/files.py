@@ -22,7 +22,7 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
     def _put(self, queue: str, payload: dict[str, Any], **_: Any) -> None:
         folder = Path(self.data_folder_out)
         # Consumers read in the order of names: wall time, since the monotonic clock begins anew with the host.
-        name = f"{time.time_ns() // 1_000_000}_{uuid.uuid4()}"
+        name = f"{time.time_ns()}_{uuid.uuid4()}"
         hidden = folder / f"{name}.writing"  # no queue ends like this, so no consumer takes it
         try:
             hidden.write_text(dumps(payload))

@@ -230,6 +230,11 @@ def test_a_pushed_bundle_is_pending_until_it_is_proven(
     assert shell.aot("show", "mini:handmade").lines[0] == f"bundle     {proven.bundle}"
 
 
+def test_a_bundle_that_is_live_already_is_told_so(shell: Shell, published: Digest, original: Path) -> None:
+    ran = shell.aot("push", str(original))
+    assert (ran.code, ran.out) == (0, f"{published} live already\n")
+
+
 def test_a_bundle_whose_source_the_registry_lacks_is_refused(shell: Shell, tmp_path: Path) -> None:
     spec = a_spec("stranger", profile=PROFILE.name, source=a_packed_source(tmp_path, text="def make(): return 2\n"))
     manifest = a_manifest(spec, profile=PROFILE)
