@@ -6,30 +6,22 @@ Every call of a loaded program passes through `Unit.call`; it must stay within a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aot.errors import RunFailed
 from aot.runtime.calling import BoundCall
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
-from aot.runtime.liveness import watch_hooks
+from aot.runtime.watch import any_requires_grad
 from aot.schema.artifact import Winner
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-
-class Plan(Protocol):
-    """What an artifact was bound to, and whether the module still holds it."""
-
-    @property
-    def tensors(self) -> "Mapping[str, Tensor]": ...
-
-    def is_current(self) -> bool: ...
-
-
 Check = Callable[[Sequence["Tensor"]], "str | None"]
+
+FORKED = "it was loaded before a fork, which neither OpenMP nor CUDA survive; load it in the child"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +43,31 @@ class Form:
     variants: tuple[Variant, ...]
 
 
+def _always() -> bool:
+    return True
+
+
+def _unchanged() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a unit runs on between two bindings; replaced as a whole, so a call sees one or the other."""
+    """What a unit runs on between two bindings; replaced as a whole, so a call sees one or the other.
 
-    forms: tuple[Form, ...]
-    plans: tuple[Plan, ...]
+    `is_current`: the module holds what it held when this was made. `change`: what it does otherwise than then, for as
+    long as it does. `against`: why there is no form; `reasons`: the same, and why single artifacts are left out.
+    """
+
+    forms: tuple[Form, ...] = ()
+    is_current: Callable[[], bool] = _always
+    change: Callable[[], str | None] = _unchanged
     tensors: tuple["Tensor", ...] = ()
-    against: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        return () if self.forms else self.reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +92,28 @@ class Unit:
         self._lock = Lock()
         self._records_gradients = _grad_mode_reader()
         self._bound = bind()
-        self._modes = tuple(part.__dict__ for part in module.modules())
-        # Hooks that are there now were there at the build as well, or the fingerprints would differ.
-        self._hook_change = watch_hooks(module)
-        self._training = [table["training"] for table in self._modes]
 
     @property
-    def against(self) -> tuple[str, ...]:
-        """Why nothing is compiled here at present; empty when something is."""
-        return self._bound.against
+    def reasons(self) -> tuple[str, ...]:
+        """Why nothing, or not everything, is compiled here at present."""
+        return self._bound.reasons
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether something is compiled here at present."""
+        return bool(self._bound.forms)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the compiled result, or a Miss. Raises RunFailed where eager cannot take over."""
         bound = self._bound
-        for plan in bound.plans:
-            if not plan.is_current():
-                bound = self.rebind(stale=bound)
-                break
-        if bound.against:
-            return Miss(bound.against[0], "guard_misses")
-        if reason := self._changed(bound):
+        if not bound.is_current():
+            bound = self.rebind(stale=bound)
+        if not bound.forms:
+            return Miss(bound.reasons[0], "guard_misses")
+        if reason := bound.change():
             return Miss(reason, "guard_misses")
+        if self._records_gradients() and any_requires_grad(bound.tensors):
+            return Miss("gradients are being recorded and the weights require them", "guard_misses")
         reasons: list[str] = []
         for form in bound.forms:
             tensors = form.call.flatten(args, kwargs)
@@ -125,6 +135,15 @@ class Unit:
                 self.counters.rebinds()
             return self._bound
 
+    def abandon(self, reason: str) -> None:
+        """Run eagerly from now on, without touching what is bound: after a fork, in the child."""
+        self._lock = Lock()  # a thread of the parent may have held it
+        # Kept alive: closing a container waits for calls in flight, and those of the parent never end here.
+        kept = self._bound
+        self._bind = lambda: Bound(reasons=(reason,), tensors=kept.tensors)
+        self._abandoned = (kept, self._bind)
+        self._bound = self._bind()
+
     def _run(self, form: Form, variant: Variant, tensors: Sequence["Tensor"]) -> Any:
         if variant.winner is Winner.EAGER:
             return Miss(f"[{variant.coverage}] eager was faster in the proof", "eager_won")
@@ -135,16 +154,6 @@ class Unit:
                 raise
             return Miss(error.message, "failed")
         return form.call.unflatten(outputs)
-
-    def _changed(self, bound: Bound) -> str | None:
-        """Say what of mode, hooks and gradients is no longer as it was when the module was loaded."""
-        if reason := self._hook_change():
-            return reason
-        if [table["training"] for table in self._modes] != self._training:
-            return "the training mode was changed after loading"
-        if self._records_gradients() and any(tensor.requires_grad for tensor in bound.tensors):
-            return "gradients are being recorded and the weights require them; compiled code computes none"
-        return None
 
 
 def _grad_mode_reader() -> Callable[[], bool]:

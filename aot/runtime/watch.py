@@ -1,11 +1,14 @@
 """Whether a live module is still the one that was examined: looked at before every call of a loaded program.
 
-Torch tells of none of the changes that matter (`aot.runtime.binding` lists them), so its tables are compared, in C and
-without allocating: about 10 microseconds for 120 modules with 100 tensors. What costs nothing to look at costs nothing
-to repair: a module that did not fit is examined again as soon as something in it has changed.
+Torch tells of none of the changes that matter (`aot.runtime.binding` lists them), so the module's tables are compared,
+in C and without allocating: about 10 microseconds for 120 modules with 100 tensors. A module that did not fit is
+watched as well, and examined again when something in it has changed.
+
+Not noticed after loading: a plain attribute, a method or a class that was exchanged, and what `aot.runtime.binding`
+says of shapes changed in place. After such a change load again.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, getitem, is_
 from typing import TYPE_CHECKING, Any
 
@@ -20,68 +23,62 @@ _requires_grad = attrgetter("requires_grad")
 _version = attrgetter("_version")
 
 
+class Tree:
+    """Which submodules a module has."""
+
+    def __init__(self, module: "Module", *, anything: bool = False) -> None:
+        tables = [part._modules for part in module.modules()]
+        self._tables = [table for table in tables if table or anything]
+        self._copies = [dict(table) for table in self._tables]
+
+    def is_current(self) -> bool:
+        return self._tables == self._copies
+
+
 class Watch:
-    """The modules and tensors of `module` as they are now: which objects, and at which addresses.
+    """What a module holds: which submodules, parameters and buffers, and at which addresses.
 
     With `writes`, also that nobody has written into a tensor; not noticed are writes through `tensor.data`, from
-    another process, and into inference tensors, which torch does not count. With `anything`, also what is added to
-    an empty module, modes and hooks: everything that may make a misfit fit, short of plain attributes.
+    another process, and into inference tensors, which torch does not count. With `anything`, also what is added
+    where nothing was, modes and hooks: everything that may make a misfit fit, short of plain attributes.
     """
 
     def __init__(self, module: "Module", *, writes: bool = False, anything: bool = False) -> None:
         from torch import Tensor
 
-        parts = list(module.modules())
-        tables: list[dict[str, Any]] = [
-            table for part in parts for table in (part._modules, part._parameters, part._buffers)
-        ]
+        self._tree = Tree(module, anything=anything)
+        tables: list[dict[str, Any]] = [table for part in module.modules() for table in (part._parameters, part._buffers)]
         self._tables = [table for table in tables if table or anything]
         self._copies = [dict(table) for table in self._tables]
-        tensors = [
-            (table, name, value)
-            for table, copy in zip(self._tables, self._copies, strict=True)
-            for name, value in copy.items()
-            if isinstance(value, Tensor)
-        ]
-        # Dicts compare values by identity, then by `==`: two tensors of several elements raise then, which says that
-        # they are two; those of one element could be equal.
-        single = [entry for entry in tensors if _size_of(entry[2]) <= 1]
+        tensors = list(_tensors_in(self._tables, self._copies))
+        # Dicts compare values by identity, then by `==`. Two tensors of several elements raise at that, and so are
+        # told apart; those of one element could be equal, and are compared by identity alone.
+        single = [entry for entry in tensors if not _has_several(entry[2])]
         self._single_tables = [table for table, _, _ in single]
         self._single_names = [name for _, name, _ in single]
         self._singles = [tensor for _, _, tensor in single]
         self._address_of = Tensor.data_ptr
         self._tensors, self._addresses = _readable((tensor for _, _, tensor in tensors), Tensor.data_ptr)
-        self._written, self._versions = _readable(self._tensors, _version) if writes else ([], [])
+        self._written, self._versions = _readable(self._tensors if writes else (), _version)
         self._conduct = Conduct(module) if anything else None
 
     def is_current(self) -> bool:
         """Say whether all of it is as it was."""
         try:
-            if self._tables != self._copies:
+            if not self._tree.is_current() or self._tables != self._copies:
                 return False
-            if self._singles and not all(
-                map(is_, map(getitem, self._single_tables, self._single_names), self._singles)
-            ):
+            singles = map(getitem, self._single_tables, self._single_names)
+            if self._singles and not all(map(is_, singles, self._singles)):
                 return False
-            # Of the objects that were there then: they are the same ones.
+            # Of the objects that were there then: they are there still.
             if list(map(self._address_of, self._tensors)) != self._addresses:
                 return False
+            if self._versions and list(map(_version, self._written)) != self._versions:
+                return False
         except Exception:
-            # Tensors of two kinds, places or sizes are not comparable; neither are they the same.
+            # Tensors of other kinds, places or sizes cannot be compared, and so are not the same.
             return False
-        if self._versions and list(map(_version, self._written)) != self._versions:
-            return False
-        return self._conduct is None or self._conduct.is_current()
-
-    def is_same_tree(self) -> bool:
-        """Say whether the submodules are the same ones; their tensors may be others."""
-        return all(
-            map(
-                is_,
-                _modules_of(self._tables),
-                _modules_of(self._copies),
-            )
-        ) and sum(map(len, self._tables)) == sum(map(len, self._copies))
+        return self._conduct is None or self._conduct.change() is None
 
 
 class Conduct:
@@ -98,10 +95,37 @@ class Conduct:
             return MODE_CHANGED
         return self._hook_change()
 
-    def is_current(self) -> bool:
-        return self.change() is None
-
 
 def any_requires_grad(tensors: "Iterable[Tensor]") -> bool:
-    """True where a gradient of one of them would be recorded."""
+    """True where a gradient for one of them would be recorded."""
     return True in map(_requires_grad, tensors)
+
+
+def _tensors_in(
+    tables: "list[dict[str, Any]]", copies: "list[dict[str, Any]]"
+) -> "Iterator[tuple[dict[str, Any], str, Tensor]]":
+    for table, copy in zip(tables, copies, strict=True):
+        for name, value in copy.items():
+            if value is not None:
+                yield table, name, value
+
+
+def _has_several(tensor: "Tensor") -> bool:
+    try:
+        return tensor.numel() > 1
+    except (RuntimeError, ValueError):  # lazy, without a shape yet
+        return False
+
+
+def _readable(
+    tensors: "Iterable[Tensor]", read: "Callable[[Tensor], int]"
+) -> "tuple[list[Tensor], list[int]]":
+    """Return the tensors that `read` works for, and what it reads; fake and wrapped ones have no memory of their own."""
+    found, values = [], []
+    for tensor in tensors:
+        try:
+            values.append(read(tensor))
+        except Exception:
+            continue
+        found.append(tensor)
+    return found, values
