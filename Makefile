@@ -19,10 +19,12 @@ bench: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-# torch first and pinned: an open range would pull a multi-gigabyte CUDA build.
+# torch first and pinned: an open range would take whatever is newest. Where the default index has only the CUDA build
+# of that version (several gigabytes), name an index of CPU wheels: `make demo TORCH_INDEX=<index>`.
+TORCH_INDEX ?=
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[compile,server,demo,test]' ruff
 	touch $@
 
