@@ -10,6 +10,7 @@
 | AOT_CACHE_BYTES   | its bound: a number, or one with K, M, G, T (powers of 1024)   | 50G                        |
 | AOT_FALLBACK      | `eager`: run eagerly for any reason against; `raise`: raise it | eager                      |
 | AOT_OFFLINE       | `1`: never ask the registry                                    | 0                          |
+| AOT_CANARY        | `1`: run each artifact's canary before its first call          | 0                          |
 | AOT_RECEIPTS      | `0`: do not tell the registry what was loaded                  | 1                          |
 | AOT_TIMEOUT       | seconds to wait for the network before going on without it     | 10                         |
 | AOT_DATA_DIR      | directory of `aot up`                                          | ~/.local/share/aot         |
@@ -50,6 +51,7 @@ class Config:
     fallback: str = "eager"
     offline: bool = False
     receipts: bool = True
+    canary: bool = False
     timeout_seconds: float = TIMEOUT_SECONDS
     profile: Name | None = None
     trust_sources: frozenset[Namespace] = frozenset()
@@ -69,6 +71,7 @@ class Config:
             fallback=_one_of(values, "AOT_FALLBACK", FALLBACKS),
             offline=_flag(values, "AOT_OFFLINE", False),
             receipts=_flag(values, "AOT_RECEIPTS", True),
+            canary=_flag(values, "AOT_CANARY", False),
             timeout_seconds=_seconds(values, "AOT_TIMEOUT", TIMEOUT_SECONDS),
             profile=_parsed("AOT_PROFILE", profile, Name.parse) if profile else None,
             trust_sources=frozenset(

@@ -38,7 +38,9 @@ def select(
     """Return the best bundle for `environment` with a decision for every artifact of every bundle.
 
     Best: fits before undecided, tuned here before tuned elsewhere, the higher CPU level before the lower one, then
-    the order given. `bundle` is None where nothing fits; never raises for a misfit.
+    the order given. Where the best is undecided, `alternatives` are those that come after it by order alone: of two
+    torch releases, for example, while the release is not known. `bundle` is None where nothing fits; never raises
+    for a misfit.
     """
     decisions: list[Decision] = []
     ranked: list[tuple[tuple[int, ...], Digest, tuple[int, ...], bool]] = []
@@ -52,8 +54,15 @@ def select(
             ranked.append((rank, digest, usable, any(isinstance(verdict, Undecided) for verdict in verdicts)))
     if not ranked:
         return Selection(bundle=None, artifacts=(), decisions=tuple(decisions))
-    _, digest, artifacts, undecided = min(ranked)
-    return Selection(bundle=digest, artifacts=artifacts, decisions=tuple(decisions), undecided=undecided)
+    best, digest, artifacts, undecided = min(ranked)
+    equal = [other for rank, other, _, _ in sorted(ranked) if rank[:-1] == best[:-1] and other != digest]
+    return Selection(
+        bundle=digest,
+        artifacts=artifacts,
+        decisions=tuple(decisions),
+        undecided=undecided,
+        alternatives=tuple(equal) if undecided else (),
+    )
 
 
 def decide(
@@ -115,8 +124,9 @@ def _usable(verdict: Verdict, policy: Policy) -> bool:
 
 
 def _rank(manifest: Manifest, verdicts: list[Verdict], usable: tuple[int, ...]) -> tuple[int, int, int]:
-    undecided = sum(isinstance(verdict, Undecided) for verdict in verdicts)
-    elsewhere = sum(isinstance(verdict, Accepted) and bool(verdict.notes) for verdict in verdicts)
+    # Whether, not how many: a bundle with more artifacts is not the worse one for it.
+    undecided = any(isinstance(verdict, Undecided) for verdict in verdicts)
+    elsewhere = any(isinstance(verdict, Accepted) and verdict.notes for verdict in verdicts)
     level = max(_level(manifest.artifacts[index]) for index in usable)
     return undecided, elsewhere, -level
 

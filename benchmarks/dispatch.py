@@ -32,13 +32,14 @@ def main() -> int:
         report = {
             "host": host(),
             "dispatch": measure_dispatch(small, torch),
+            "dispatch_deep": measure_dispatch(build_locally("small", "build_deep", scratch / "deep"), torch),
             "threads": measure_threads(build_locally("small", "build_wide", scratch / "wide"), torch),
         }
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"dispatch-{default_label()}.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps({"dispatch": report["dispatch"], "threads": report["threads"]}, indent=2))
+    print(json.dumps({name: figures for name, figures in report.items() if name != "host"}, indent=2))
     return 0
 
 
@@ -83,6 +84,7 @@ def rate(model: Any, threads: int, torch: Any) -> float:
     ending = time.perf_counter() + SECONDS
 
     def work(index: int) -> None:
+        torch.set_num_threads(1)  # OpenMP keeps the number by thread
         with torch.inference_mode():
             while time.perf_counter() < ending:
                 model.compiled(*model.example)

@@ -11,7 +11,7 @@ from aot.bundle import assemble, write_bundle
 from aot.compile.run import compile_source
 from aot.environment import observe_environment
 from aot.keys import factors_of, key_of
-from aot.pipeline import OpenedSource, Question, build_bundle, observe_profiles, open_source, pack_factory
+from aot.pipeline import Question, build_bundle, observe_profiles, open_source, pack_factory
 from aot.runtime.load import load_bundle
 from aot.sandbox import Bubblewrap, find_sandbox
 from aot.schema.names import Name, Namespace
@@ -19,6 +19,7 @@ from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport, Provenance, Qualification
 from aot.schema.spec import Spec
+from aot.source import OpenedSource
 from benchmarks.models import EXAMPLES
 
 SHARED_CACHES = Path.home() / ".cache" / "aot" / "toolchain"

@@ -71,7 +71,7 @@ def count_processes(arguments: Sequence[str], environ: Mapping[str, str]) -> lis
             count_processes=True,
         )
     assert ended.processes is not None
-    return [str(program.path) for program in ended.processes.programs[1:]]
+    return [str(program.path) for program in ended.processes.programs]
 
 
 def clean_environ(cache: Path, **extra: str) -> dict[str, str]:

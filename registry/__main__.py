@@ -1,4 +1,4 @@
-"""`python -m registry`: serve, sweep, migrate, token create."""
+"""`python -m registry`: serve, sweep, migrate, keys, token create."""
 
 import argparse
 import fcntl
@@ -51,9 +51,7 @@ def serve(options: argparse.Namespace, settings: Settings) -> None:
         if settings.embedded:
             migrate(deps.sessions)
         elif not at_head(deps.sessions):
-            raise StorageUnavailable(
-                "the database lacks migrations", hint="run `python -m registry migrate` first"
-            )
+            raise StorageUnavailable("the database lacks migrations", hint="run `python -m registry migrate` first")
         ensure_first_token(deps)
         uvicorn.run(
             create_app_from(deps),
@@ -112,6 +110,14 @@ def create_token(options: argparse.Namespace, settings: Settings) -> None:
             session=session,
         )
     print(secret)
+
+
+def print_keys(options: argparse.Namespace, settings: Settings) -> None:
+    """Print the value of AOT_TRUSTED_KEYS: the public halves of the key files that sign, made where missing."""
+    from aot.trust import SigningKey
+
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    print(",".join(str(SigningKey.load_or_create(path).public) for path in settings.signing_keys))
 
 
 def ensure_first_token(deps: "Deps") -> None:
@@ -180,15 +186,13 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("migrate", help="bring the database to this version's schema")
     command.add_argument("--revision", default="head")
     command.set_defaults(run=migrate)
+    command = commands.add_parser("keys", help="print the value of AOT_TRUSTED_KEYS, from the key files")
+    command.set_defaults(run=print_keys)
     token = commands.add_parser("token", help="tokens").add_subparsers(required=True)
     command = token.add_parser("create", help="print a new token")
     command.add_argument("label")
-    command.add_argument(
-        "--scope", action="append", required=True, choices=[s for s in Scope if s is not Scope.BUILD]
-    )
-    command.add_argument(
-        "--namespace", action="append", default=[], help="may be given several times; default: all"
-    )
+    command.add_argument("--scope", action="append", required=True, choices=[s for s in Scope if s is not Scope.BUILD])
+    command.add_argument("--namespace", action="append", default=[], help="may be given several times; default: all")
     command.add_argument("--expires-in", type=float, metavar="SECONDS")
     command.set_defaults(run=create_token)
     return parser

@@ -38,6 +38,7 @@ from aot.schema.profile import Device, Profile, Toolchain
 from aot.schema.recipe import Dimension, Recipe, Route
 from aot.schema.report import Agreement, CompileReport, Provenance, Qualification, RegionReport, StartProof
 from aot.schema.spec import Blob, FactorySource, File, ProgramSource, Source, Spec
+from tests.elf_files import an_elf_file
 
 BYTES: dict[Digest, bytes] = {}
 
@@ -80,9 +81,7 @@ def a_profile(name: str = "cpu-v3", *, capability: str = "cpu:x86-64-v3", **devi
 
 def a_gpu_profile(name: str = "h100", *, capability: str = "cuda:sm_90", **deviations: Any) -> Profile:
     toolchain = a_toolchain(torch="2.13.0+cu130", cuda="13.0", triton="3.7.0")
-    return a_profile(
-        name, capability=capability, **({"toolchain": toolchain, "device": a_device()} | deviations)
-    )
+    return a_profile(name, capability=capability, **({"toolchain": toolchain, "device": a_device()} | deviations))
 
 
 def a_source(content: bytes = b"source tree", **deviations: Any) -> FactorySource:
@@ -156,9 +155,7 @@ def a_latency(p50_us: float = 100.0, *, calls: int = 50) -> Latency:
     )
 
 
-def a_speed(
-    *, eager_us: float = 200.0, compiled_us: float = 100.0, point: dict[str, int] | None = None
-) -> Speed:
+def a_speed(*, eager_us: float = 200.0, compiled_us: float = 100.0, point: dict[str, int] | None = None) -> Speed:
     winner = Winner.COMPILED if compiled_us <= 1.03 * eager_us else Winner.EAGER
     return Speed(
         point={"batch": 1} if point is None else point,
@@ -188,9 +185,7 @@ def host_guards(capability: str = "cpu:x86-64-v3", *, torch: str = "2.13.0+cpu")
     )
 
 
-def an_artifact(
-    *, capability: str = "cpu:x86-64-v3", torch: str = "2.13.0+cpu", **deviations: Any
-) -> Artifact:
+def an_artifact(*, capability: str = "cpu:x86-64-v3", torch: str = "2.13.0+cpu", **deviations: Any) -> Artifact:
     """A whole-program artifact: f(x) = x @ weight for x of shape [batch, 4]."""
     fields: dict[str, Any] = {
         "region": "",
@@ -210,15 +205,25 @@ def an_artifact(
         "inputs": (TensorMeta(path="args[0]", dtype="float32", shape=("batch", 4), stride=(4, 1)),),
         "outputs": (TensorMeta(path="output", dtype="float32", shape=("batch", 4), stride=(4, 1)),),
         "constants": (
-            ConstantMeta(
-                name="weight", kind=ConstantKind.PARAMETER, dtype="float32", shape=(4, 4), stride=(4, 1)
-            ),
+            ConstantMeta(name="weight", kind=ConstantKind.PARAMETER, dtype="float32", shape=(4, 4), stride=(4, 1)),
         ),
         "elf": an_elf(),
         "speeds": (a_speed(),),
         "facts": {"march": "x86-64-v3", "simdlen": "256", "threads": "dynamic"},
     }
     return Artifact(capability=Capability(capability), **(fields | deviations))
+
+
+def a_readable_artifact(**deviations: Any) -> Artifact:
+    """An artifact whose facts and guards are those of its library, which is an ELF file, as of a factory's build."""
+    library = an_elf_file(
+        needed=an_elf().needed, asked={"libc.so.6": ("GLIBC_2.34",), "libstdc++.so.6": ("GLIBCXX_3.4.30",)}
+    )
+    fields = {
+        "files": (a_file(content=library),),
+        "host_guards": (*host_guards(), HostGuard(kind="python", value="3.11")),
+    }
+    return an_artifact(**(fields | deviations))
 
 
 def a_start_proof(**deviations: Any) -> StartProof:
@@ -265,9 +270,7 @@ def a_report(**deviations: Any) -> CompileReport:
         compile_seconds=7.0,
         library_bytes=12,
     )
-    return CompileReport(
-        **({"regions": (region,), "phases": {"exporting": 0.5, "compiling": 7.0}} | deviations)
-    )
+    return CompileReport(**({"regions": (region,), "phases": {"exporting": 0.5, "compiling": 7.0}} | deviations))
 
 
 def a_manifest(spec: Spec | None = None, *, profile: Profile | None = None, **deviations: Any) -> Manifest:

@@ -1,8 +1,8 @@
 """Registry, sweeper and workers as the processes that they are in production, for tests that kill them.
 
-    with Deployment(tmp_path, lease_seconds=2) as place:
-        worker = place.start_worker("w1")
-        build = place.submit("mini")
+with Deployment(tmp_path, lease_seconds=2) as place:
+    worker = place.start_worker("w1")
+    build = place.submit("mini")
 """
 
 import contextlib

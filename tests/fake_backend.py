@@ -1,11 +1,11 @@
 """A compiler that takes no time: stages a bundle made by `tests.builders`, and does what a test wants meanwhile.
 
-    backend = FakeBackend(act=lambda work: work.wait_until_stopped())
-    monkeypatch.setattr("worker.run.build_bundle", backend.build)
+backend = FakeBackend(act=lambda work: work.wait_until_stopped())
+monkeypatch.setattr("worker.run.build_bundle", backend.build)
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from aot.bundle import write_bundle
 from aot.errors import CompileStopped
 from aot.pipeline import Question, Staged
 from aot.pipeline.build import read_staged
-from aot.pipeline.source import OpenedSource, pack_factory
+from aot.pipeline.source import pack_factory
+from aot.sandbox import OnEvent, ShouldStop
 from aot.schema.spec import FactorySource
+from aot.source import OpenedSource
 from tests.builders import BYTES, a_manifest
 
 
@@ -28,8 +30,8 @@ class Work:
     question: Question
     source: OpenedSource
     scratch: Path
-    on_event: Callable[[Mapping[str, Any]], None]
-    should_stop: Callable[[], str | None]
+    on_event: OnEvent
+    should_stop: ShouldStop
 
     def wait_until_stopped(self, *, seconds: float = 20.0) -> None:
         """Work until told to stop, as a compile child does. Raises CompileStopped."""
@@ -55,8 +57,8 @@ class FakeBackend:
         source: OpenedSource,
         *,
         scratch: Path,
-        on_event: Callable[[Mapping[str, Any]], None],
-        should_stop: Callable[[], str | None],
+        on_event: OnEvent,
+        should_stop: ShouldStop,
         **options: Any,
     ) -> Staged:
         work = Work(question, source, scratch, on_event, should_stop)

@@ -105,16 +105,12 @@ class Service:
             raise decode(answer.content, ErrorBody).to_error()
         return None if row.reply is None else decode(answer.content, row.reply)
 
-    def upload(
-        self, blobs: Iterable[Blob], *, namespace: str = "default", token: str | None = None
-    ) -> list[Digest]:
+    def upload(self, blobs: Iterable[Blob], *, namespace: str = "default", token: str | None = None) -> list[Digest]:
         """Put what the namespace lacks; return which blobs that were."""
         request = OpenUploadsRequest(namespace=Namespace(namespace), blobs=tuple(blobs))
         links = self.call("open_uploads", request, token=token).links
         for link in links:
-            answer = self.http.request(
-                link.method, link.url, content=BYTES[link.digest], headers=link.headers
-            )
+            answer = self.http.request(link.method, link.url, content=BYTES[link.digest], headers=link.headers)
             assert answer.status_code < 300, answer.text
         return [link.digest for link in links]
 

@@ -39,11 +39,12 @@ LOST = (LeaseLost, BuildFinished, NotFound, Forbidden, Unauthenticated)
 class Attempt:
     """Renews the lease of `claim` and tells progress from a thread of its own, until the block is left.
 
-    The work asks `should_stop`; nothing is interrupted from here. Until the lease has run out, a registry that is
+    `asked_at` is when the claim was sent, by `time.monotonic`. The work asks `should_stop`; nothing is interrupted from
+    here. Until the lease has run out, a registry that is
     away does no harm.
     """
 
-    def __init__(self, client: RegistryClient, claim: Claim, *, stopping: threading.Event) -> None:
+    def __init__(self, client: RegistryClient, claim: Claim, *, asked_at: float, stopping: threading.Event) -> None:
         self.claim = claim
         self.client = client.with_token(claim.token)
         self._quick = self._hasty(min(QUICK_SECONDS, max(1.0, claim.lease_seconds / 4)))
@@ -58,7 +59,7 @@ class Attempt:
         self._noting = threading.Lock()
         self._telling = threading.RLock()  # one at a time, so that lines and phases arrive in their order
         self._finished = threading.Event()
-        self._extended()
+        self._extended(asked_at=asked_at)
         self._thread = threading.Thread(target=self._run, name=f"lease-{claim.build}", daemon=True)
 
     def __enter__(self) -> Self:
@@ -109,6 +110,7 @@ class Attempt:
                 self._changed = False
             if not (taken.told or changed):
                 return
+            asked_at = time.monotonic()
             try:
                 reply = self._quick.report_progress(self.claim.build, phase=phase, step=step, lines=taken.told)
             except AotError:
@@ -116,7 +118,7 @@ class Attempt:
                     self._lines.put_back(taken)
                     self._changed = True
                 raise
-            self._extended()
+            self._extended(asked_at=asked_at)
             self._note(reply.stop)
 
     def settle(self) -> None:
@@ -179,8 +181,9 @@ class Attempt:
             try:
                 self.tell()
                 if time.monotonic() >= self._renew_at:
+                    asked_at = time.monotonic()
                     reply = self._quick.renew(self.claim.build)
-                    self._extended()
+                    self._extended(asked_at=asked_at)
                     self._note(reply.stop)
                 self._away = False
             except LOST as error:
@@ -201,10 +204,10 @@ class Attempt:
             for line in lines:
                 self._lines.add(line)
 
-    def _extended(self) -> None:
-        # Counted from the answer, which is never before the registry's own count began.
-        self._lease_ends = time.monotonic() + self.claim.lease_seconds
-        self._renew_at = time.monotonic() + self.claim.lease_seconds / 3
+    def _extended(self, *, asked_at: float) -> None:
+        # Counted from before the request: the registry's own count begins later, so that its lease outlives ours.
+        self._lease_ends = asked_at + self.claim.lease_seconds
+        self._renew_at = asked_at + self.claim.lease_seconds / 3
 
     def _note(self, reason: str | None) -> None:
         if reason and self._stop_reason is None:

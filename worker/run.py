@@ -4,6 +4,7 @@ Whatever goes wrong here ends as a state of the build, never as the end of the w
 """
 
 import logging
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -64,6 +65,7 @@ def run_build(build: str | None, bench: Bench) -> Ended:
     if bench.stopping.is_set():
         return Ended.NOTHING
     names = tuple(profile.name for profile in bench.profiles)
+    asked_at = time.monotonic()
     try:
         claim = bench.client.claim(bench.name, profiles=names, build=build).claim
     except BuildNotClaimable:
@@ -71,7 +73,7 @@ def run_build(build: str | None, bench: Bench) -> Ended:
     if claim is None:
         return Ended.NOTHING
     log.info("claimed build=%s attempt=%d name=%s", claim.build, claim.attempt, claim.spec.name)
-    with Attempt(bench.client, claim, stopping=bench.stopping) as attempt:
+    with Attempt(bench.client, claim, asked_at=asked_at, stopping=bench.stopping) as attempt:
         ended = _attempt(attempt, bench)
     log.info("ended build=%s attempt=%d outcome=%s", claim.build, claim.attempt, ended)
     return ended

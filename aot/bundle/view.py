@@ -8,9 +8,10 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from aot.bundle.hashing import blob_of
 from aot.bundle.paths import why_unsafe_together
 from aot.errors import BlobNotFound, LocalStorageFull, MalformedDocument
 from aot.schema.artifact import Artifact
@@ -19,14 +20,17 @@ from aot.schema.spec import File
 
 # What says that there can be no hard link: another file system, a mount or kernel setting against it, too many links.
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES)
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+_ATTEMPTS = 5
 
 
 def materialise_view(lookup: Callable[[Digest], Path | None], artifact: Artifact, into: Path) -> Path:
     """Return `into`, a directory with the artifact's files: hard links to the blobs, else copies.
 
-    A hard link keeps the bytes while the view is there, whatever the cache evicts. A view that is complete is returned
-    as it is; of several processes that make it, one wins and all return the same directory. The blobs are not hashed
-    again. Raises MalformedDocument for a path that cannot be used, BlobNotFound, LocalStorageFull.
+    `lookup` gives verified blobs: they are not hashed again. A hard link keeps the bytes while the view is there,
+    whatever the cache evicts. A view that is complete is returned as it is, and one that is not is made again: each
+    file is the blob itself, or is hashed now. Of several processes that make it, one wins and all return the same
+    directory. Raises MalformedDocument for a path that cannot be used, BlobNotFound, LocalStorageFull.
     """
     if (unsafe := why_unsafe_together(file.path for file in artifact.files)) is not None:
         path, reason = unsafe
@@ -35,15 +39,16 @@ def materialise_view(lookup: Callable[[Digest], Path | None], artifact: Artifact
             hint="do not use this bundle: it was not written by aot",
             details={"path": path},
         )
-    if _is_complete(into, artifact):
+    blobs = {file.path: _blob(lookup, file) for file in artifact.files}
+    if _is_complete(into, artifact, blobs):
         return into
     into.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{into.name}-", dir=into.parent))
     try:
         for file in artifact.files:
-            _place(_blob(lookup, file), temporary / file.path)
+            _place(blobs[file.path], temporary / file.path)
         temporary.chmod(0o755)
-        _move(temporary, into, artifact)
+        _move(temporary, into, artifact, blobs)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -53,13 +58,19 @@ def materialise_view(lookup: Callable[[Digest], Path | None], artifact: Artifact
     return into
 
 
-def _is_complete(view: Path, artifact: Artifact) -> bool:
-    """True when every file is there with its size; a view appears whole, so this finds only later damage."""
+def _is_complete(view: Path, artifact: Artifact, blobs: Mapping[str, Path]) -> bool:
+    """True when the view shows the verified bytes; a view appears whole, so this finds only later damage."""
+    return view.is_dir() and all(_shows(view / file.path, file, blobs[file.path]) for file in artifact.files)
+
+
+def _shows(path: Path, file: File, blob: Path) -> bool:
+    """True when `path` is the blob under another name. A copy, or a link to what the blob was before, is hashed."""
     try:
-        sizes = [os.stat(view / file.path).st_size for file in artifact.files]
+        if os.path.samefile(path, blob):
+            return True
+        return path.stat().st_size == file.size_bytes and blob_of(path).digest == file.digest
     except OSError:
         return False
-    return view.is_dir() and sizes == [file.size_bytes for file in artifact.files]
 
 
 def _blob(lookup: Callable[[Digest], Path | None], file: File) -> Path:
@@ -85,14 +96,17 @@ def _place(blob: Path, target: Path) -> None:
         shutil.copyfile(real, target)
 
 
-def _move(temporary: Path, into: Path, artifact: Artifact) -> None:
-    try:
-        temporary.rename(into)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if _is_complete(into, artifact):
+def _move(temporary: Path, into: Path, artifact: Artifact, blobs: Mapping[str, Path]) -> None:
+    for _ in range(_ATTEMPTS):
+        try:
+            temporary.rename(into)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        else:
+            return
+        if _is_complete(into, artifact, blobs):
             return  # another process was first
-        # A damaged view. What has mapped its files keeps them; the directory makes room.
+        # A damaged view. What has mapped its files keeps them; the directory makes room, perhaps for another process.
         shutil.rmtree(into, ignore_errors=True)
-        temporary.rename(into)
+    temporary.rename(into)

@@ -62,15 +62,6 @@ def read_tag(root: Path, reference: Reference) -> RememberedTag | None:
     return tag if tag.reference == reference else None
 
 
-def manifest_digests(root: Path) -> tuple[Digest, ...]:
-    """Every manifest the cache holds, the last used first."""
-    with contextlib.suppress(OSError):
-        paths = [path for path in (root / "manifests").iterdir() if path.suffix == ".json"]
-        paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        return tuple(Digest.from_hex(path.stem) for path in paths)
-    return ()
-
-
 def _manifest_path(root: Path, digest: Digest) -> Path:
     return root / "manifests" / f"{digest.hex}.json"
 

@@ -114,10 +114,6 @@ class LocalCache:
         """The manifest with that digest, or None. Its envelope is for the caller to verify."""
         return documents.read_manifest(self.root, digest)
 
-    def list_manifests(self) -> tuple[Digest, ...]:
-        """The manifests the cache holds, the last used first."""
-        return documents.manifest_digests(self.root)
-
     def remember_tag(self, reference: Reference, bundles: Iterable[Digest]) -> None:
         """Note what the registry resolves `reference` to now. Raises LocalStorageFull or InvalidConfig."""
         tag = RememberedTag(reference=reference, bundles=tuple(bundles), seen_at=datetime.now(UTC))

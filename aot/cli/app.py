@@ -77,7 +77,9 @@ def _add_bundles(app: typer.Typer) -> None:
 
     @app.command()
     def show(
-        what: Annotated[str, typer.Argument(help="Build, bundle digest, or reference.")], json: Json = False
+        what: Annotated[str, typer.Argument(help="Build, bundle digest, or reference.")],
+        whole_log: Annotated[bool, typer.Option("--whole-log", help="Show all of the log, not its end.")] = False,
+        json: Json = False,
     ) -> None:
         """Show a build with its report and log, or bundles with their proof."""
         from aot.cli import builds, bundles
@@ -89,8 +91,8 @@ def _add_bundles(app: typer.Typer) -> None:
             return
         emit(view, builds.show_lines(view), as_json=json)
         if not json:
-            for line in client.get_build_log(what).lines:
-                say(f"  | {line.text}")
+            for line in builds.log_lines(client, what, most=None if whole_log else builds.LOG_LINES):
+                say(line)
 
     @app.command()
     def tag(reference: str, bundle: str, json: Json = False) -> None:

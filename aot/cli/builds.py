@@ -1,6 +1,7 @@
 """`aot submit`, `build`, `wait`, `cancel`: builds on the registry's workers."""
 
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from aot.schema.names import Reference, Tag
 from aot.schema.recipe import Dimension, Mode, Recipe, Regions
 from aot.schema.spec import Spec
 from aot.schema.wire.builds import BuildView, SubmitReply
+
+LOG_LINES = 200
 
 
 def parse_dimension(text: str) -> Dimension:
@@ -189,6 +192,17 @@ def describe(view: BuildView) -> str:
     if view.waiting:
         words.append(f"- {view.waiting}")
     return " ".join(words)
+
+
+def log_lines(client: RegistryClient, build: str, *, most: int | None) -> list[str]:
+    """Return the last `most` lines of a build's log, all when None; how a build ended is said at the end."""
+    kept: deque[str] = deque(maxlen=most)
+    count, last = 0, None
+    while lines := client.get_build_log(build, after=last).lines:
+        kept.extend(f"  | {line.text}" for line in lines)
+        count, last = count + len(lines), lines[-1].sequence
+    left_out = count - len(kept)
+    return [*([f"  ({left_out} earlier lines: --whole-log shows them)"] if left_out else []), *kept]
 
 
 def show_lines(view: BuildView) -> list[str]:

@@ -128,7 +128,7 @@ def manifest_lines(manifest: Manifest, digest: Digest) -> list[str]:
         )
     if proof.numerics != "checked":
         lines.append(f"numerics   {proof.numerics}")
-    return lines
+    return [*lines, *(f"left out   {gap}" for gap in proof.left_out)]
 
 
 def artifact_lines(artifact: Artifact) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Self
 
 import aot
 from aot.cli.output import emit, say
+from aot.cli.part_environ import is_loopback, worker_environ
 from aot.cli.parts import Parts
 from aot.client import RegistryClient
 from aot.client.connect import open_client
@@ -111,7 +112,7 @@ def find_checkout() -> Path:
 
 
 def _shared(place: Place, checkout: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every part: the caller's, without his own way to another registry."""
+    """The environment of the registry and the sweeper: the caller's, without his own way to another registry."""
     return {
         "AOT_PUBLIC_URL": place.url,
         **{name: value for name, value in environ.items() if name not in OWN_VARIABLES},
@@ -131,16 +132,14 @@ def _start(parts: Parts, place: Place, shared: Mapping[str, str], *, worker: boo
         return
     _ensure_worker_token(place)
     before = _seen(place)
-    own = {"AOT_URL": place.url, "AOT_TOKEN_FILE": str(place.worker_token_file)}
-    # The sources that this user submits to his own service are his own: without bubblewrap they still run.
-    own["AOT_TRUST_SOURCES"] = shared.get("AOT_TRUST_SOURCES", "default")
-    parts.start("worker", ["worker"], {**shared, **own})
+    own = worker_environ(shared, url=place.url, token_file=place.worker_token_file, at_home=is_loopback(place.host))
+    parts.start("worker", ["worker"], own)
     _wait_for_worker(parts, place, before)
 
 
 def _tell(place: Place) -> None:
-    if place.host in NEAR:
-        say(f"bound to every address of this machine ({place.host}): tokens travel unencrypted, put TLS in front")
+    if not is_loopback(place.host):
+        say(f"bound to {place.host}, which other machines may reach: tokens travel unencrypted, put TLS in front")
     say(f"serving {place.data_dir} at {place.url}; logs in {place.logs}; Ctrl-C ends it")
     exports = {
         "AOT_URL": place.url,

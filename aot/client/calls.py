@@ -45,10 +45,6 @@ class Calls:
         """The same client with another right: a worker's, once it has claimed a build."""
         return type(self)(self.transport, self.url, token, timeout_seconds=self.timeout_seconds, retry=self.retry)
 
-    def with_retry(self, retry: RetryPolicy) -> Self:
-        """The same client with more or less patience."""
-        return type(self)(self.transport, self.url, self._token, timeout_seconds=self.timeout_seconds, retry=retry)
-
     def call(
         self,
         name: str,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from aot.bundle.hashing import blob_of
 from aot.compile.constants import account_for, describe_parameters, save_lifted, wanted_constants
 from aot.compile.cover import answered_ranges, left_over, narrow
 from aot.compile.export import Exported, export_point, sizes_from_one
@@ -23,7 +24,6 @@ from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.artifact import Artifact, ConstantMeta, Coverage
-from aot.schema.digest import Digest
 from aot.schema.factor import Fingerprint
 from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase, RegionReport
@@ -69,7 +69,7 @@ class ArtifactMaker:
     def _identify(self) -> Fingerprint:
         if self._job.program:
             # Only the graph is known, so a live module is held to names, forms and ties of its tensors alone.
-            return Fingerprint(digest=Digest.of(Path(self._job.program).read_bytes()))
+            return Fingerprint(digest=blob_of(Path(self._job.program)).digest)
         return fingerprint(self._program.module)
 
     def _make_all(self) -> Iterator[tuple[Artifact, RegionReport]]:
@@ -219,8 +219,8 @@ def asked_names(library: Path, family: str) -> tuple[str, ...]:
 
 def file_of(directory: Path, path: str) -> File:
     """Hash one file of an artifact."""
-    content = (directory / path).read_bytes()
-    return File(path=path, digest=Digest.of(content), size_bytes=len(content))
+    blob = blob_of(directory / path)
+    return File(path=path, digest=blob.digest, size_bytes=blob.size_bytes)
 
 
 def region_report(unit: Unit, coverage: str, exported: Exported, package: CompiledPackage) -> RegionReport:

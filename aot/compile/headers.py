@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from aot.compile.program import Example, Program
+from aot.errors import CompileStopped
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.profile import Profile
 
 _GENERATION = 1
 _KEEP_SECONDS = 30 * 86400.0
+_ASK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class SharedCaches:
         )
         return self.directory / f"headers-{Digest.of(encode(parts)).short}"
 
-    def ensure(self, profile: Profile, make: Callable[[Path], Path]) -> Path:
+    def ensure(
+        self,
+        profile: Profile,
+        make: Callable[[Path], Path],
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        should_stop: Callable[[], str | None] = lambda: None,
+    ) -> Path:
         """Return the headers for `profile`; the first caller lets `make(scratch)` say where it has built them.
 
-        Others wait for it. What `make` raises is raised here, and the next caller tries again.
+        Others call `on_wait` once and wait for it, as long as `should_stop` gives no reason to end. What `make` raises
+        is raised here, and the next caller tries again. Raises CompileStopped.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         place = self.place_for(profile)
-        with self._locked(place.name):
+        with self._locked(place.name, on_wait=on_wait, should_stop=should_stop):
             if not place.is_dir():
                 scratch = self.directory / f"{place.name}.part"
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -66,9 +77,17 @@ class SharedCaches:
         return place
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _locked(
+        self, name: str, *, on_wait: Callable[[], None], should_stop: Callable[[], str | None]
+    ) -> Iterator[None]:
         with (self.directory / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _try_lock(lock):
+                on_wait()
+                # Asked again and again: a lock that is waited for cannot be given up, and its holder may take minutes.
+                while not _try_lock(lock):
+                    if reason := should_stop():
+                        raise CompileStopped(f"the build was stopped: {reason}")
+                    time.sleep(_ASK_SECONDS)
             yield
 
     def _drop_unused(self, *, keep: Path) -> None:
@@ -76,6 +95,14 @@ class SharedCaches:
         for place in self.directory.glob("headers-*"):
             if place.is_dir() and place != keep and place.stat().st_mtime < oldest:
                 shutil.rmtree(place, ignore_errors=True)
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def warming_program() -> Program:

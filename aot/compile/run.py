@@ -3,15 +3,15 @@
 Called by aot.pipeline. Never imports torch: a worker stays small, and survives whatever a source does.
 """
 
-import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
+from aot.bundle.hashing import blob_of
 from aot.compile.headers import SharedCaches
 from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
 from aot.compile.layout import Layout, package_place
@@ -28,7 +28,7 @@ from aot.errors import (
     MalformedDocument,
     SourceNotLoadable,
 )
-from aot.sandbox import Bubblewrap, ChildExit, ExitKind, run_child
+from aot.sandbox import Bubblewrap, ChildExit, ExitKind, OnEvent, ShouldStop, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.schema.artifact import Artifact, ConstantMeta
 from aot.schema.codec import decode, encode
@@ -38,24 +38,12 @@ from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport, Phase
 from aot.schema.spec import Limits, Spec
+from aot.source import OpenedSource
 
 OUTPUT_BYTES = 64 << 20
 OUTCOME_BYTES = 64 << 20
 DETAILS_BYTES = 64 << 10
 WARM_LIMITS = Limits(wall_seconds=600.0, memory_bytes=8 << 30)
-
-
-class OpenedSource(Protocol):
-    """A source on this disk: an unpacked `tree` with its `entry`, or a stripped `program`; and its weights."""
-
-    @property
-    def tree(self) -> Path | None: ...
-    @property
-    def entry(self) -> str: ...
-    @property
-    def program(self) -> Path | None: ...
-    @property
-    def weights(self) -> Sequence[Path]: ...
 
 
 @dataclass(frozen=True)
@@ -68,10 +56,6 @@ class Compiled:
     report: CompileReport
     paths: Mapping[Digest, Path]
     exit: ChildExit
-
-
-OnEvent = Callable[[Mapping[str, Any]], None]
-ShouldStop = Callable[[], str | None]
 
 
 def compile_source(
@@ -98,7 +82,9 @@ def compile_source(
     devices = find_cards(profile) if devices is None else devices
     headers = None
     if shared_caches is not None:
-        headers = ensure_headers(shared_caches, profile, sandbox=sandbox, devices=devices, should_stop=should_stop)
+        headers = ensure_headers(
+            shared_caches, profile, sandbox=sandbox, devices=devices, on_event=on_event, should_stop=should_stop
+        )
     opened = source.tree or source.program
     layout = Layout(
         scratch=scratch.absolute(),
@@ -138,21 +124,29 @@ def ensure_headers(
     *,
     sandbox: Bubblewrap | None,
     devices: Sequence[Path] = (),
+    on_event: OnEvent = lambda event: None,
     should_stop: ShouldStop = lambda: None,
 ) -> Path:
     """Return the shared headers for `profile`, building them once in a child of their own: about 20 seconds.
 
-    That child also proves that the toolchain works at all. Raises the family CompileFailed.
+    That child also proves that the toolchain works at all. `on_event` is told when they have to be built or waited
+    for. Raises the family CompileFailed.
     """
 
+    def tell(what: str) -> None:
+        on_event({"phase": Phase.LOADING.value, "step": f"headers: {what}"})
+
     def make(scratch: Path) -> Path:
+        tell("first build on this machine")
         layout = Layout(scratch=scratch.absolute(), isolated=sandbox is not None)
         out, build = (str(layout.inside(place)) for place in ("out", "build"))
         job = CompileJob(kind=JobKind.WARM, recipe=Recipe(), profile=profile, out=out, build=build)
         run_job(job, layout, limits=WARM_LIMITS, sandbox=sandbox, devices=devices, should_stop=should_stop)
         return scratch / "build" / "headers"
 
-    return SharedCaches(shared_caches.absolute()).ensure(profile, make)
+    return SharedCaches(shared_caches.absolute()).ensure(
+        profile, make, on_wait=lambda: tell("another build makes them"), should_stop=should_stop
+    )
 
 
 def run_job(
@@ -304,8 +298,8 @@ def _read_plain(path: Path, most_bytes: int) -> bytes:
 
 
 def _digest_of(path: Path) -> tuple[Digest, int]:
-    with path.open("rb") as file:
-        return Digest("sha256:" + hashlib.file_digest(file, "sha256").hexdigest()), path.stat().st_size
+    blob = blob_of(path)
+    return blob.digest, blob.size_bytes
 
 
 def _parse_event(event: Mapping[str, Any]) -> dict[str, str] | None:

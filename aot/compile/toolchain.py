@@ -2,61 +2,54 @@
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from aot.environment import Host
+from aot.environment.packages import torch_versions, triton_version
 from aot.errors import InvalidConfig
 from aot.schema.profile import Toolchain
 
 # Children start from an empty environment and see these places, so the compiler is the system's, not $CXX.
 SEARCH_PATH = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-_VERSION = re.compile(r"""^(__version__|cuda|hip)\b[^=]*=\s*(?:'|")([^'"]+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The toolchain as versions, and where its compiler and torch lie."""
+    """The toolchain as versions, and where its compiler lies."""
 
     toolchain: Toolchain
     compiler: Path
-    torch: Path
 
 
-def observe_toolchain(*, search_path: str = SEARCH_PATH) -> Observed:
+def observe_toolchain(*, search_path: str = SEARCH_PATH, host: Host | None = None) -> Observed:
     """Look at torch's files, the C++ compiler and the C library.
 
     Raises InvalidConfig where torch or a compiler is missing: this machine can then compile nothing.
     """
-    torch = _find_torch()
-    facts = dict(_VERSION.findall((torch / "version.py").read_text()))
+    # The readers that a pod observes itself with: what is written into a bundle must be what is looked for later.
+    host = host or Host()
+    torch, cuda = torch_versions(host)
+    if torch is None:
+        raise InvalidConfig(
+            "torch is not installed here, so nothing can be compiled", hint="install aot-registry[compile]"
+        )
     compiler = shutil.which("g++", path=search_path)
     if compiler is None:
         raise InvalidConfig(
             f"no C++ compiler: g++ is not in {search_path}", hint="install g++ (apt-get install g++) on this worker"
         )
     toolchain = Toolchain(
-        torch=facts["__version__"],
+        torch=torch,
         python=platform.python_version(),
         compiler=f"g++ {_compiler_version(compiler)}",
         libc=_libc(),
-        triton=_version_of("triton") or _version_of("pytorch-triton"),
-        cuda=facts.get("cuda"),
+        triton=triton_version(host),
+        cuda=cuda,
     )
-    return Observed(toolchain=toolchain, compiler=Path(compiler), torch=torch)
-
-
-def _find_torch() -> Path:
-    try:
-        located = distribution("torch").locate_file("torch")
-    except PackageNotFoundError:
-        raise InvalidConfig(
-            "torch is not installed here, so nothing can be compiled", hint="install aot-registry[compile]"
-        ) from None
-    return Path(str(located))
+    return Observed(toolchain=toolchain, compiler=Path(compiler))
 
 
 def _compiler_version(compiler: str) -> str:
@@ -72,10 +65,3 @@ def _compiler_version(compiler: str) -> str:
 def _libc() -> str:
     named = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
     return named or "unknown"
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

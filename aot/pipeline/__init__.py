@@ -12,12 +12,11 @@ from aot.pipeline.build import Question, Staged, build_bundle, requalify_bundle
 from aot.pipeline.ensure import Ensured, Target, ensure_project
 from aot.pipeline.profiles import observe_profiles
 from aot.pipeline.publish import publish_bundle, push_bundle
-from aot.pipeline.source import OpenedSource, PackedSource, fetch_source, open_source, pack_factory, pack_program
+from aot.pipeline.source import PackedSource, fetch_source, open_source, pack_factory, pack_program
 from aot.pipeline.submit import follow_build, submit_spec
 
 __all__ = [
     "Ensured",
-    "OpenedSource",
     "PackedSource",
     "Question",
     "Staged",

@@ -1,11 +1,9 @@
 """Build: from an opened source to a proven bundle on disk, without the network (design.md, section 5)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import geometric_mean
-from typing import Any
 
 import msgspec
 
@@ -14,10 +12,11 @@ from aot.bundle import read_bundle, write_bundle
 from aot.client import RegistryClient
 from aot.compile.run import compile_source
 from aot.errors import QualificationFailed
-from aot.pipeline.source import OpenedSource, download
+from aot.pipeline.recheck import refuse_false_facts
+from aot.pipeline.source import download
+from aot.proof import PTRACE, faults_of
 from aot.qualify import qualify
-from aot.sandbox import Bubblewrap, list_gpu_devices
-from aot.schema.artifact import Winner
+from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, list_gpu_devices
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
 from aot.schema.manifest import Manifest, decode_manifest
@@ -25,9 +24,7 @@ from aot.schema.names import Reference
 from aot.schema.profile import Profile
 from aot.schema.report import Provenance, Qualification
 from aot.schema.spec import Spec
-
-OnEvent = Callable[[Mapping[str, Any]], None]
-ShouldStop = Callable[[], str | None]
+from aot.source import OpenedSource
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,10 @@ def requalify_bundle(
     on_event: OnEvent,
     should_stop: ShouldStop,
 ) -> Staged:
-    """Prove again a pending bundle that somebody uploaded. What its uploader claimed of the proof is dropped."""
+    """Prove again a pending bundle that somebody uploaded. What its uploader claimed of the proof is dropped.
+
+    Raises as `build_bundle`, and QualificationFailed where its files ask other things of a host than it says.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     spec = question.spec
     pinned = Reference(f"{spec.namespace}/{spec.name}@{digest}")
@@ -120,6 +120,7 @@ def requalify_bundle(
     for blob in pushed.blobs:
         paths[blob.digest] = scratch / "pushed" / blob.digest.hex
         download(client, links[blob.digest], blob, paths[blob.digest])
+    refuse_false_facts(pushed, paths)
     draft = msgspec.structs.replace(
         pushed,
         qualification=Qualification(),
@@ -164,7 +165,7 @@ def _prove(
     proven = msgspec.structs.replace(
         draft, artifacts=proof.artifacts, qualification=proof.qualification, canaries=proof.canaries
     )
-    _require_faster(proven)
+    _require_proven(proven)
     stored = write_bundle(scratch / "bundle", manifest=proven, files={**paths, **proof.paths})
     return read_staged(stored.directory)
 
@@ -173,20 +174,25 @@ def _devices(profile: Profile) -> tuple[Path, ...]:
     return () if profile.capability.family == "cpu" else tuple(list_gpu_devices())
 
 
-def _require_faster(manifest: Manifest) -> None:
-    """Faster: by the geometric mean over the measured points, and beaten beyond noise at none of them."""
-    if not manifest.spec.recipe.require_faster:
-        return
-    for artifact in manifest.artifacts:
-        points = [f"{speed.point}: {speed.ratio:.2f} x eager" for speed in artifact.speeds]
-        ratios = [speed.ratio for speed in artifact.speeds]
-        lost = artifact.winner is Winner.EAGER or any(speed.winner is Winner.EAGER for speed in artifact.speeds)
-        if lost or not ratios or geometric_mean(ratios) >= 1:
-            raise QualificationFailed(
-                f"the recipe requires faster than eager, and {artifact.region or 'the program'} is not",
-                hint="drop require_faster, or change the coverage",
-                details={"points": points},
-            )
+def _require_proven(manifest: Manifest) -> None:
+    """Refuse here what the registry would refuse after the upload."""
+    faults = faults_of(manifest)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise QualificationFailed(
+            f"the bundle is not proven: {faults[0]}{more}",
+            hint=_hint_for(manifest),
+            details={"failures": list(faults)},
+        )
+
+
+def _hint_for(manifest: Manifest) -> str:
+    start = manifest.qualification.start
+    if start is not None and start.counted_by != PTRACE:
+        return "let the worker trace its children: seccomp and kernel.yama.ptrace_scope forbid it here"
+    if manifest.spec.recipe.require_faster:
+        return "where speed is the fault, drop require_faster or change the coverage"
+    return "the details list every fault; see the build's log"
 
 
 def _provenance(builder: str) -> Provenance:

@@ -5,9 +5,7 @@ A worker proves the bundle again before it goes live: nobody certifies himself.
 
 import getpass
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from aot.client import RegistryClient
 from aot.environment import observe_environment
@@ -16,7 +14,7 @@ from aot.keys import factors_of, key_of
 from aot.pipeline.build import Question, Staged, build_bundle
 from aot.pipeline.profiles import observe_profiles
 from aot.pipeline.source import PackedSource, open_source
-from aot.sandbox import Bubblewrap, find_sandbox
+from aot.sandbox import Bubblewrap, OnEvent, find_sandbox
 from aot.schema.profile import Profile
 from aot.schema.spec import Spec
 
@@ -28,7 +26,7 @@ def build_here(
     *,
     scratch: Path,
     shared_caches: Path,
-    on_event: Callable[[Mapping[str, Any]], None],
+    on_event: OnEvent,
 ) -> Staged:
     """Compile and prove `spec` on this machine, and upload its source, which the worker's proof needs.
 

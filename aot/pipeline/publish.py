@@ -1,13 +1,13 @@
 """Publish: the back half of the first flow. Bytes first, the manifest that makes them visible last."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
 from aot.errors import BlobPending
 from aot.pipeline.build import Staged
-from aot.pipeline.source import ShouldStop, raise_if_stopped
+from aot.pipeline.source import raise_if_stopped
+from aot.sandbox import OnEvent, ShouldStop
 from aot.schema.names import Tag
 from aot.schema.wire.bundles import PublishReply
 
@@ -21,7 +21,7 @@ def publish_bundle(
     staged: Staged,
     *,
     build: str,
-    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
     should_stop: ShouldStop = lambda: None,
 ) -> PublishReply:
     """Upload the blobs that the namespace lacks, then publish with the token of the attempt. Safe to repeat.

@@ -1,18 +1,17 @@
 """Sources on their way: packed by whoever submits, fetched and opened by whoever builds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aot.cache.incoming import Incoming, incoming
 from aot.client import RegistryClient
 from aot.errors import BlobNotFound, CompileStopped, InvalidSource
+from aot.sandbox import ShouldStop
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob, FactorySource, File, ProgramSource, Source, Spec
 from aot.schema.wire.blobs import Link
-from aot.source import blob_of, pack_tree, unpack_tree
-
-ShouldStop = Callable[[], str | None]
+from aot.source import OpenedSource, blob_of, pack_tree, unpack_tree
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,6 @@ class PackedSource:
     def blobs(self) -> tuple[Blob, ...]:
         packed = self.source.tree if isinstance(self.source, FactorySource) else self.source.program
         return (packed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights))
-
-
-@dataclass(frozen=True)
-class OpenedSource:
-    """A source on the builder's disk: an unpacked `tree` with its `entry`, or a stripped `program`."""
-
-    tree: Path | None
-    entry: str
-    program: Path | None
-    weights: tuple[Path, ...]
 
 
 def pack_factory(

@@ -3,7 +3,6 @@
 Nothing goes live unqualified (design.md, section 4). `qualify` is the one way in; it never imports torch itself.
 """
 
-from aot.qualify.children import Source
 from aot.qualify.run import Proof, qualify
 
-__all__ = ["Proof", "Source", "qualify"]
+__all__ = ["Proof", "qualify"]

@@ -5,47 +5,30 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aot.compile.layout import package_place
+from aot.compile.toolchain import SEARCH_PATH
 from aot.errors import CompileStopped, MalformedDocument, QualificationFailed
 from aot.qualify.job import CLAIM_FILE, JOB_FILE, ProofJob, Task
-from aot.sandbox import Bubblewrap, ChildExit, run_child
+from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.sandbox.exit import ExitKind
 from aot.schema.codec import Document, decode, encode
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 from aot.schema.spec import Limits
+from aot.source import OpenedSource
 
 OUTPUT_BYTES = 64 << 20
 CLAIM_BYTES = 16 << 20
-SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _WHOLE_TAIL = 8 << 10  # a longer one may begin in the middle of a line
 _IMPORT_LINE = re.compile(r"^import time: .*\n?", re.MULTILINE)
 
 C = TypeVar("C", bound=Document)
-OnEvent = Callable[[Mapping[str, Any]], None]
-ShouldStop = Callable[[], str | None]
-
-
-class Source(Protocol):
-    """A source on this disk: an unpacked `tree` with its `entry`, or a stripped `program`; safetensors as `weights`."""
-
-    @property
-    def tree(self) -> Path | None: ...
-
-    @property
-    def entry(self) -> str: ...
-
-    @property
-    def program(self) -> Path | None: ...
-
-    @property
-    def weights(self) -> tuple[Path, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,7 @@ class Watched:
 class Proving:
     """What all children of one proof have in common."""
 
-    source: Source
+    source: OpenedSource
     scratch: Path
     recipe: Recipe
     profile: Profile

@@ -117,12 +117,14 @@ class Numerics:
         spread = subject.call_at(beside, seed=self._job.seed + 2, non_contiguous=True)
         run((spread,), point=beside, variants=(NON_CONTIGUOUS,))
         for point in points:
-            self._time(subject, model, point)
+            # No artifact goes live without one speed: at the smallest point it is measured whatever it takes.
+            self._time(subject, model, point, required=point == smallest)
 
-    def _time(self, subject: Subject, model: CompiledModel, point: Point) -> None:
+    def _time(self, subject: Subject, model: CompiledModel, point: Point, *, required: bool) -> None:
         left = self._deadline - time.monotonic() - self._job.seconds * (1 - SPEED_SHARE)
         granted = min(SPEED_SECONDS, left)
-        if granted <= 0 and point:
+        if granted <= 0 and not required:
+            self._omit_speed(subject, point, f"{max(0.0, left):.0f} s were left")
             return
         self._say(subject, point, "speed")
         call = subject.call_at(point, seed=self._job.seed + 3)
@@ -135,9 +137,21 @@ class Numerics:
         with kept(tuple(state.values())):
             import torch
 
-            speed = measure(point, eager, compiled, device=device or torch.device("cpu"), seconds=max(0.2, granted))
-        if speed is not None:
+            speed = measure(
+                point,
+                eager,
+                compiled,
+                device=device or torch.device("cpu"),
+                seconds=max(0.2, granted),
+                required=required,
+            )
+        if speed is None:
+            self._omit_speed(subject, point, "a call takes too long")
+        else:
             self.speeds.append(SpeedClaim(artifacts=subject.group.indices, speed=speed))
+
+    def _omit_speed(self, subject: Subject, point: Point, why: str) -> None:
+        self.omissions.append(Omission(artifacts=subject.group.indices, point=point, reason=f"no speed: {why}"))
 
     def _run_point(
         self, subject: Subject, model: CompiledModel, point: Point, weights: str, reference: Reference

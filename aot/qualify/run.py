@@ -18,12 +18,20 @@ import msgspec
 from aot.bundle import StoredBundle, blob_of, read_bundle, write_bundle
 from aot.errors import MalformedDocument, QualificationFailed
 from aot.qualify.canary_files import INPUTS_FILE, OUTPUTS_FILE
-from aot.qualify.children import OnEvent, Proving, ShouldStop, Source, Watched, read_claim, read_plain
+from aot.qualify.children import Proving, Watched, read_claim, read_plain
 from aot.qualify.crash import with_hint
 from aot.qualify.job import CANARY_DIRECTORY, CASES_DIRECTORY, Claim, Compared, Comparisons, Task
 from aot.qualify.start_proof import prove_start
-from aot.qualify.verdict import agreements_of, check_claim, count_misses, refuse_differences, refuse_misses, with_speeds
-from aot.sandbox import Bubblewrap
+from aot.qualify.verdict import (
+    agreements_of,
+    check_claim,
+    count_misses,
+    list_omissions,
+    refuse_differences,
+    refuse_misses,
+    with_speeds,
+)
+from aot.sandbox import Bubblewrap, OnEvent, ShouldStop
 from aot.schema.artifact import Artifact, Winner
 from aot.schema.digest import Digest
 from aot.schema.manifest import Canary
@@ -31,6 +39,7 @@ from aot.schema.profile import Profile
 from aot.schema.recipe import Randomness
 from aot.schema.report import Agreement, Qualification, StartProof
 from aot.schema.spec import File, Limits, Spec
+from aot.source import OpenedSource
 
 UNCHECKED = "unchecked: draws random numbers"
 NUMERICS_SECONDS = 120.0
@@ -50,7 +59,7 @@ class Proof:
 def qualify(
     bundle_dir: Path,
     *,
-    source: Source,
+    source: OpenedSource,
     spec: Spec,
     profile: Profile,
     scratch: Path,
@@ -98,6 +107,7 @@ def qualify(
         numerics="checked" if _is_checked(proving) else UNCHECKED,
         profile=profile.name,
         torch=profile.toolchain.torch,
+        left_out=list_omissions(claim, artifacts),
     )
     return Proof(qualification, with_speeds(artifacts, claim), canaries, paths)
 

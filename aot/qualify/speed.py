@@ -25,6 +25,8 @@ WARM_CALLS = 3
 MOST_CALLS = 200
 # As many calls are made even where they take longer than was granted, since fewer say nothing.
 FEWEST_CALLS = 5
+# Where a speed is required of a call that is slower than that.
+FEWEST_SLOW_CALLS = 3
 SAMPLE_SECONDS = 0.001
 CONFIRMATIONS = 2
 # An idle machine takes a running process off its core a few times a second, a busy one a hundred times.
@@ -42,19 +44,32 @@ class Contender:
 
 
 def measure(
-    point: dict[str, int], eager: Contender, compiled: Contender, *, device: "Device", seconds: float
+    point: dict[str, int],
+    eager: Contender,
+    compiled: Contender,
+    *,
+    device: "Device",
+    seconds: float,
+    required: bool = False,
 ) -> Speed | None:
-    """Return the speed of both at `point` in about `seconds`; None where FEWEST_CALLS would take five times that.
+    """Return the speed of both at `point` in about `seconds`.
+
+    Where FEWEST_CALLS would take five times that: None, or, if a speed is `required`, that of FEWEST_SLOW_CALLS
+    without further warm calls; noise is small beside calls that slow.
 
     Eager wins only if it wins twice running, and not merely because the process was pushed aside meanwhile: where
     other programs take the cores, a parallel loop waits for its last thread, and latencies say nothing of the code.
     """
     slowest = max(_time_once(one, device) for one in (eager, compiled))
-    if FEWEST_CALLS * 2 * slowest > 5 * seconds:
+    slow = FEWEST_CALLS * 2 * slowest > 5 * seconds
+    if slow and not required:
         return None
+    fewest, warm = (FEWEST_SLOW_CALLS, 0) if slow else (FEWEST_CALLS, WARM_CALLS)
     doubtful = False
     for _ in range(CONFIRMATIONS):
-        speed, beyond_doubt = _measure_once(point, eager, compiled, device=device, seconds=seconds)
+        speed, beyond_doubt = _measure_once(
+            point, eager, compiled, device=device, seconds=seconds, fewest=fewest, warm=warm
+        )
         if speed.winner is Winner.COMPILED:
             return speed
         doubtful |= not beyond_doubt
@@ -62,17 +77,24 @@ def measure(
 
 
 def _measure_once(
-    point: dict[str, int], eager: Contender, compiled: Contender, *, device: "Device", seconds: float
+    point: dict[str, int],
+    eager: Contender,
+    compiled: Contender,
+    *,
+    device: "Device",
+    seconds: float,
+    fewest: int,
+    warm: int,
 ) -> tuple[Speed, bool]:
     """Return one measurement, and whether a win of eager's would be beyond doubt."""
     both = (eager, compiled)
     for one in both:
-        for _ in range(WARM_CALLS):
+        for _ in range(warm):
             _time_once(one, device)
     samples: tuple[list[float], list[float]] = ([], [])
     started, pushed_aside = time.perf_counter(), _involuntary_switches()
     while len(samples[0]) < MOST_CALLS:
-        if time.perf_counter() - started > seconds and len(samples[0]) >= FEWEST_CALLS:
+        if time.perf_counter() - started > seconds and len(samples[0]) >= fewest:
             break
         # First one, then the other begins: neither always finds the caches that the other has left.
         for index in (0, 1) if len(samples[0]) % 2 else (1, 0):

@@ -15,6 +15,7 @@ from aot.select import describe_coverage
 
 _FILE = re.compile(r"\d{4}\.safetensors")
 MOST_LISTED = 20
+MOST_OMISSIONS = 200
 
 
 def check_claim(claim: Claim, artifacts: Sequence[Artifact], *, checked: bool) -> None:
@@ -80,6 +81,22 @@ def _notes_of(claim: Claim) -> dict[int, str]:
             note = f"{describe_point(omission.point)}: {omission.reason}"
             notes[id(case)] = "; ".join(filter(None, (notes.get(id(case), ""), note)))
     return notes
+
+
+def list_omissions(claim: Claim, artifacts: Sequence[Artifact]) -> tuple[str, ...]:
+    """Return, for people, every point that was not tried or not in full: "whole program [batch 1..32] at batch 32: …".
+
+    A proof with gaps goes live, so they must be seen. The text is the child's: it is cut.
+    """
+    found = []
+    for omission in claim.omissions[:MOST_OMISSIONS]:
+        index = next((index for index in omission.artifacts if 0 <= index < len(artifacts)), None)
+        if index is None:
+            continue
+        where = f"{artifacts[index].region or 'whole program'} [{describe_coverage(artifacts[index])}]"
+        found.append(f"{where} at {describe_point(omission.point)}: {omission.reason}"[:300])
+    more = len(claim.omissions) - MOST_OMISSIONS
+    return (*found, *([f"and {more} more"] if more > 0 else []))
 
 
 def refuse_misses(cases: Sequence[Case], artifacts: Sequence[Artifact]) -> None:

@@ -1,16 +1,22 @@
 """Opens the artifacts of one region and binds them to one instance of it: the core of `load`, and of every rebind."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
+from aot.errors import AotError
 from aot.runtime.binding import plan_binding
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
+from aot.runtime.fingerprint import fingerprint
 from aot.runtime.guards import compile_check
-from aot.runtime.unit import Bound, Form, Plan, Variant
-from aot.runtime.weights import WEIGHTS_FACT, FrozenPlan, digest_weights
+from aot.runtime.liveness import explain_difference
+from aot.runtime.unit import Bound, Form, Variant
+from aot.runtime.watch import Conduct, Tree, Watch
+from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.artifact import Artifact
+from aot.schema.factor import Fingerprint
 from aot.select import describe_coverage
 
 if TYPE_CHECKING:
@@ -27,30 +33,135 @@ class Opener(Protocol):
     def lifted(self, artifact: Artifact) -> "Mapping[str, Tensor]":
         """The values of its lifted constants, by name. Raises MalformedDocument."""
 
+    def trial(self, artifact: Artifact, device: str) -> str | None:
+        """Say why the artifact does not give what it gave at its proof; None when it does, or is not tried."""
 
-def bind_artifacts(artifacts: Sequence[Artifact], module: "Module", opener: Opener) -> Bound:
-    """Return what a unit runs on: one variant for each artifact that fits `module` as it is now.
 
-    Where none fits, `Bound.against` has every reason. Raises LoadFailed and BindingFailed for artifacts that cannot
-    be opened or whose call is not that of the module.
-    """
-    device = device_of(artifacts[0], module)
-    if reasons := _other_checkpoint(artifacts, module):
-        return Bound((), (FrozenPlan(module),), (), reasons)
-    forms: dict[str, Form] = {}
-    plans: list[Plan] = []
-    tensors: dict[int, Tensor] = {}
-    against: list[str] = []
-    for artifact in artifacts:
-        container = opener.open(artifact, device)
-        plan = _plan(artifact, container, module, opener, device)
+class Likeness:
+    """Whether a live module is the program that was compiled, by fingerprint; shared by all units of one bundle."""
+
+    def __init__(self, recorded: Fingerprint, module: "Module") -> None:
+        self._recorded = recorded
+        self._module = module
+        self._lock = Lock()
+        self._watch: Watch | None = None
+        self._found: tuple[str, ...] = ()
+
+    def differences(self) -> tuple[str, ...]:
+        """Say how the module differs now; empty when it is that program. Milliseconds, where something has changed."""
+        if not self._recorded.factors:
+            return ()  # an exported program without its module: names, shapes and strides are compared at binding
+        with self._lock:
+            if self._watch is None or not self._watch.is_current():
+                watch = Watch(self._module, anything=True)
+                live = fingerprint(self._module)
+                same = live.digest == self._recorded.digest
+                self._found = () if same else explain_difference(self._recorded, live)
+                self._watch = watch
+            return self._found
+
+    def is_current(self) -> bool:
+        """Say whether `differences` would say what it said last."""
+        watch = self._watch
+        return watch is None or watch.is_current()
+
+
+class Binder:
+    """Binds the artifacts of one region to one instance of it; called again whenever the instance has changed."""
+
+    def __init__(self, artifacts: Sequence[Artifact], module: "Module", opener: Opener, likeness: Likeness) -> None:
+        self._artifacts = tuple(artifacts)
+        self._module = module
+        self._opener = opener
+        self._likeness = likeness
+        self._containers: dict[tuple[int, str], Container] = {}
+        # What the fingerprint was equal for. It is not taken again when tensors alone are others: those are all
+        # compared at binding, and modules do change attributes of their own when they run.
+        self._tree: Tree | None = None
+        self._conduct: Conduct | None = None
+
+    def __call__(self) -> Bound:
+        """Return what the unit runs on: one variant for each artifact that fits the module as it is now.
+
+        Where none fits, `Bound.reasons` has every reason.
+        """
+        # Before anything is read: what changes meanwhile is found at the next call.
+        watch = Watch(self._module, anything=True)
+        try:
+            if reasons := self._unlike():
+                return Bound(is_current=_both(watch.is_current, self._likeness.is_current), reasons=reasons)
+            return self._bind(watch)
+        except AotError as error:
+            return Bound(is_current=watch.is_current, reasons=(error.message,))
+
+    def _unlike(self) -> tuple[str, ...]:
+        if self._tree is not None and self._tree.is_current():
+            return ()
+        self._tree, tree, conduct = None, Tree(self._module), Conduct(self._module)
+        if reasons := self._likeness.differences():
+            return reasons
+        if not tree.is_current() or conduct.change():
+            return ("the module was changed while it was examined",)
+        self._tree, self._conduct = tree, conduct
+        return ()
+
+    def _bind(self, watch: Watch) -> Bound:
+        artifacts, module = self._artifacts, self._module
+        fitting = Watch(module, writes=any(map(_is_frozen, artifacts)))
+        if other := _other_checkpoint(artifacts, module):
+            # A write may make it the right one.
+            return Bound(is_current=_both(watch.is_current, fitting.is_current), reasons=other)
+        device = device_of(artifacts[0], module)
+        forms: dict[str, Form] = {}
+        tensors: dict[int, Tensor] = {}
+        reasons: list[str] = []
+        for index, artifact in enumerate(artifacts):
+            try:
+                found = self._bind_one(index, artifact, device)
+            except AotError as error:
+                found = (error.message,)
+            if isinstance(found, tuple):
+                reasons += found
+                continue
+            tensors |= {id(tensor): tensor for tensor in found.values()}
+            _add_variant(forms, artifact, self._containers[index, device], module, device)
+        assert self._conduct is not None
+        return Bound(
+            forms=tuple(forms.values()),
+            is_current=(fitting if forms else watch).is_current,
+            change=self._conduct.change,
+            tensors=tuple(tensors.values()),
+            reasons=tuple(reasons),
+        )
+
+    def _bind_one(self, index: int, artifact: Artifact, device: str) -> "Mapping[str, Tensor] | tuple[str, ...]":
+        """Bind one artifact and return its tensors, or why it does not fit.
+
+        A container stays open over a rebinding: on a GPU its kernels would have to be loaded again. One that does not
+        fit is let go of, and with it the earlier weights; a call that still runs in it keeps it until it returns.
+        """
+        container = self._containers.pop((index, device), None)
+        if container is None:
+            if reason := self._opener.trial(artifact, device):
+                return (reason,)
+            container = self._opener.open(artifact, device)
+        if _is_frozen(artifact):
+            if not container.is_bound:
+                container.keep_own()
+            self._containers[index, device] = container
+            return {}
+        plan = plan_binding(
+            container.constants,
+            self._module,
+            constants=artifact.constants,
+            lifted=self._opener.lifted(artifact),
+            device=device,
+        )
         if isinstance(plan, tuple):
-            against += plan
-            continue
-        plans.append(plan)
-        tensors |= {id(tensor): tensor for tensor in plan.tensors.values()}
-        _add_variant(forms, artifact, container, module, device)
-    return Bound(tuple(forms.values()), tuple(plans), tuple(tensors.values()), () if forms else tuple(against))
+            return plan
+        container.bind(plan.tensors)
+        self._containers[index, device] = container
+        return plan.tensors
 
 
 def device_of(artifact: Artifact, module: "Module") -> str:
@@ -64,19 +175,6 @@ def device_of(artifact: Artifact, module: "Module") -> str:
     import torch
 
     return f"{family}:{torch.cuda.current_device()}"
-
-
-def _plan(
-    artifact: Artifact, container: Container, module: "Module", opener: Opener, device: str
-) -> Plan | tuple[str, ...]:
-    if _is_frozen(artifact):
-        container.keep_own()
-        return FrozenPlan(module)
-    lifted = opener.lifted(artifact)
-    plan = plan_binding(container.constants, module, constants=artifact.constants, lifted=lifted, device=device)
-    if not isinstance(plan, tuple):
-        container.bind(plan.tensors)
-    return plan
 
 
 def _add_variant(
@@ -116,3 +214,7 @@ def _other_checkpoint(artifacts: Sequence[Artifact], module: "Module") -> tuple[
     if wanted == {found}:
         return ()
     return (f"the artifact is frozen with other weights ({', '.join(wanted)}) than the module's ({found})",)
+
+
+def _both(one: Callable[[], bool], other: Callable[[], bool]) -> Callable[[], bool]:
+    return lambda: one() and other()

@@ -1,13 +1,18 @@
 """`CompiledModel`: called like the module it stands for; compiled code where it fits, eager where it does not."""
 
 import logging
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
-from aot.errors import GuardFailed
+from aot.errors import GuardFailed, InvalidInput, RunFailed
 from aot.runtime.counters import Counters
-from aot.runtime.unit import Miss, Unit
+from aot.runtime.replaced import Replaced
+from aot.runtime.unit import FORKED, Miss, Unit
 from aot.schema.decision import Selection
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
@@ -17,6 +22,9 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 log = logging.getLogger("aot")
+MOST_WARNINGS = 20
+MOST_CHARACTERS = 1000
+_loaded: "WeakSet[CompiledModel]" = WeakSet()
 
 
 class Fallback(StrEnum):
@@ -29,9 +37,14 @@ class CompiledModel:
 
     A call takes the module's own arguments. With fallback "eager" it never fails for a reason of ours: `last_miss`,
     `reasons` and `counters` say what was not compiled. With "raise", a call outside every coverage raises
-    GuardFailed. Threads may call it at once. Load after a fork, not before: neither OpenMP nor CUDA survive one.
+    GuardFailed, and one that the compiled program fails at, RunFailed. Threads may call it at once.
 
-    With regions, the instances' `forward` is replaced on the live module until `unload`.
+    `module` is the live module, for everything but calls: `model.module.load_state_dict(...)`, `.eval()`, `.to()`.
+    Such a change is noticed at the next call; what no longer fits runs eagerly, until it fits again.
+
+    Load after a fork: neither OpenMP nor CUDA survive one, so in a child an earlier model runs eagerly. It cannot be
+    copied or pickled; its module can. With regions, the instances' `forward` is replaced on the live module until
+    `unload`.
     """
 
     def __init__(
@@ -52,38 +65,38 @@ class CompiledModel:
         self.selection = selection
         self.fallback = fallback
         self.last_miss = ""
-        self.on_close: Callable[[CompiledModel], None] | None = None
         self._counters = counters or Counters()
         self._reasons = tuple(reasons)
         self._units = tuple(units)
         self._whole = units[0] if len(units) == 1 and units[0].name == "" else None
         self._seen: set[str] = set()
-        for unit in self._units:
-            if unit.name:
-                self._replace_forward(unit)
+        self._replaced = tuple(Replaced(unit.module, partial(self._run, unit)) for unit in units if unit.name)
+        _note_forks()
+        _loaded.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._whole is None:
-            return self.module(*args, **kwargs)
-        result = self._whole.call(args, kwargs)
-        if result.__class__ is Miss:
-            return self._run_eagerly(result, self.module, args, kwargs)
-        self._counters.compiled()
-        return result
+        whole = self._whole
+        if whole is not None:
+            return self._run(whole, self.module, args, kwargs)
+        if not self._units:
+            self._counters.eager()
+        return self.module(*args, **kwargs)
 
     @property
     def outcome(self) -> Outcome:
         """Whether all, some or none of the module's regions have something compiled."""
-        against = [bool(unit.against) for unit in self._units]
-        if not against or all(against):
+        compiled = [unit.is_compiled for unit in self._units]
+        if not any(compiled):
             return Outcome.EAGER
-        return Outcome.PARTLY if any(against) else Outcome.COMPILED
+        return Outcome.COMPILED if all(compiled) else Outcome.PARTLY
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Everything that speaks against compiled code here, from selection, loading and binding."""
-        found = [f"{unit.name}: {reason}" if unit.name else reason for unit in self._units for reason in unit.against]
-        return (*self._reasons, *found)
+        found = Counter(reason for unit in self._units for reason in dict.fromkeys(unit.reasons))
+        common = [reason for reason, count in found.items() if count == len(self._units)]
+        own = [f"{unit.name}: {one}" for unit in self._units for one in unit.reasons if one not in common]
+        return tuple(dict.fromkeys((*self._reasons, *common, *own)))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -91,48 +104,67 @@ class CompiledModel:
         return self._counters.read()
 
     def rebind(self) -> None:
-        """Bind again to the module's tensors as they are now; needed only for what `is_current` cannot see."""
+        """Bind again to the module's tensors as they are now; needed only for what `aot.runtime.binding` lists."""
         for unit in self._units:
             unit.rebind()
 
     def unload(self) -> None:
         """Give the module back as it was. Later calls run eagerly."""
-        for unit in self._units:
-            if unit.name:
-                unit.module.__dict__.pop("forward", None)
-        self._units, self._whole = (), None
-        if self.on_close is not None:
-            self.on_close(self)
+        for replaced in self._replaced:
+            replaced.restore()
+        self._units, self._whole, self._replaced = (), None, ()
 
     def __repr__(self) -> str:
         return f"CompiledModel({self.reference or self.bundle or '?'}, {self.outcome}, {type(self.module).__name__})"
 
-    def _run_eagerly(self, miss: Miss, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._note(miss)
-        if self.fallback is Fallback.RAISE and miss.kind != "eager_won":
-            raise GuardFailed(
-                f"the call is outside every coverage of {self.reference or 'the artifact'}: {miss.reason}",
-                hint='call within the coverage, build another one, or load with fallback="eager"',
-                details={"reason": miss.reason},
-            )
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput(
+            "a CompiledModel cannot be copied or pickled: it is bound to the tensors of one module in one process",
+            hint="copy its .module, and load the bundle for the copy",
+        )
+
+    def _run(self, unit: Unit, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = unit.call(args, kwargs)
+        if result.__class__ is not Miss:
+            self._counters.compiled()
+            return result
+        self._note(result, unit)
+        if self.fallback is Fallback.RAISE and result.kind != "eager_won":
+            raise self._error(result)
         self._counters.eager()
         return eager(*args, **kwargs)
 
-    def _note(self, miss: Miss) -> None:
+    def _error(self, miss: Miss) -> GuardFailed | RunFailed:
+        name = self.reference or "the artifact"
+        if miss.kind == "failed":
+            return RunFailed(f"{name} failed: {miss.reason}", hint='load with fallback="eager" to go on without it')
+        return GuardFailed(
+            f"the call is outside every coverage of {name}: {miss.reason}",
+            hint='call within the coverage, build another one, or load with fallback="eager"',
+            details={"reason": miss.reason},
+        )
+
+    def _note(self, miss: Miss, unit: Unit) -> None:
         getattr(self._counters, miss.kind)()
-        self.last_miss = miss.reason
-        if miss.reason not in self._seen and len(self._seen) < 100:
-            self._seen.add(miss.reason)
-            log.warning("aot runs %s eagerly: %s", self.reference or type(self.module).__name__, miss.reason)
+        reason = miss.reason[:MOST_CHARACTERS]
+        self.last_miss = f"{unit.name}: {reason}" if unit.name else reason
+        # Distinct sizes give distinct reasons: a server that is sent every length must not fill its log.
+        if reason in self._seen or len(self._seen) >= MOST_WARNINGS:
+            return
+        self._seen.add(reason)
+        name = self.reference or type(self.module).__name__
+        log.warning("aot runs %s eagerly: %s", name, self.last_miss)
+        if len(self._seen) == MOST_WARNINGS:
+            log.warning("aot says no more of what runs eagerly in %s; its counters go on", name)
 
-    def _replace_forward(self, unit: Unit) -> None:
-        original = unit.module.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            result = unit.call(args, kwargs)
-            if result.__class__ is Miss:
-                return self._run_eagerly(result, original, args, kwargs)
-            self._counters.compiled()
-            return result
+@cache
+def _note_forks() -> None:
+    """Make the models of this process run eagerly in its children; once."""
 
-        unit.module.forward = forward
+    def abandon_all() -> None:
+        for model in list(_loaded):
+            for unit in model._units:
+                unit.abandon(FORKED)
+
+    os.register_at_fork(after_in_child=abandon_all)

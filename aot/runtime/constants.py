@@ -5,6 +5,7 @@ a JSON header, then the bytes (huggingface/safetensors, "Format").
 """
 
 import json
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ _DTYPES = {
     "I16": "int16",
     "I32": "int32",
     "I64": "int64",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
     "F16": "float16",
     "BF16": "bfloat16",
     "F32": "float32",
@@ -38,7 +42,7 @@ def read_tensors(path: Path) -> dict[str, "Tensor"]:
         header = json.loads(content[8 : 8 + length])
         payload = bytearray(content[8 + length :])
         return {name: _read_one(entry, payload) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError, RecursionError) as error:
         raise MalformedDocument(
             f"{path.name} is not a safetensors file: {error}",
             hint="fetch the bundle again",
@@ -54,6 +58,8 @@ def _read_one(entry: dict[str, Any], payload: bytearray) -> "Tensor":
         raise ValueError(f"offsets {start}..{end} lie outside the file")
     dtype = getattr(torch, _DTYPES[entry["dtype"]])
     shape = entry["shape"]
+    if any(type(size) is not int or size < 0 for size in shape) or prod(shape) * dtype.itemsize != end - start:
+        raise ValueError(f"{end - start} bytes are no {entry['dtype']} tensor of shape {shape}")
     if start == end:
         return torch.empty(shape, dtype=dtype)
     # A copy of its own, so that no tensor keeps the whole file alive and each is aligned.

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aot.errors import (
+    AotError,
     BundleNotFound,
     BundleWithdrawn,
     DigestMismatch,
     InvalidInput,
     LoadFailed,
+    MalformedDocument,
     NotFound,
     RegistryUnreachable,
     SignatureRejected,
     Unavailable,
 )
 from aot.schema.artifact import Artifact
-from aot.schema.decision import Selection
+from aot.schema.decision import Refusal, Selection
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.lock import Lock
 from aot.schema.manifest import Manifest, decode_manifest
@@ -57,11 +59,13 @@ class Candidate:
 class Resolved:
     """What a reference stands for: what a lock or its digest pinned, or what the registry said of its tag.
 
-    `stale`: said by the node's cache, because the registry could not be asked.
+    `stale`: said by the node's cache, because the registry could not be asked. `refusals`: the bundles that are not
+    among the candidates because no trusted key has signed them, or because this version cannot read their manifest.
     """
 
     reference: Reference
     candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...] = ()
     pinned: bool = False
     stale: bool = False
 
@@ -83,13 +87,15 @@ def resolve(
 ) -> Resolved:
     """Return the verified bundles of `reference`: those that `lock` pins, else what the registry says now.
 
+    One that cannot be verified or read does not take the others along; it is raised where none is left.
     Raises InvalidInput for a reference that the lock does not pin, NotFound, BundleWithdrawn, SignatureRejected,
     MalformedDocument, and Unavailable when neither registry nor cache can tell.
     """
+    verification = _Verification(reference, trusted)
     pins = _pins(reference, lock)
     if pins is not None:
-        found = _resolve_pins(reference, pins, client=client, cache=cache, trusted=trusted)
-        return Resolved(reference, found, pinned=True)
+        found = _resolve_pins(reference, pins, verification, client=client, cache=cache)
+        return Resolved(reference, found, verification.refusals(), pinned=True)
     try:
         answered, stale = _ask(reference, client), False
     except Unavailable as error:
@@ -97,8 +103,11 @@ def resolve(
         if not answered:
             raise
         log.warning("aot uses what %s was when it was last resolved: %s", reference, error.message)
-    candidates = (_verified(one, reference, trusted, cached=stale) for one in answered)
-    return Resolved(reference, tuple(candidates), stale=stale)
+    candidates = [verification.candidate(one, cached=stale) for one in answered]
+    remaining = tuple(one for one in candidates if one is not None)
+    if not remaining:
+        raise verification.first
+    return Resolved(reference, remaining, verification.refusals(), stale=stale)
 
 
 def remember(resolved: Resolved, cache: "LocalCache") -> None:
@@ -207,34 +216,31 @@ def _pins(reference: Reference, lock: Lock | None) -> dict[Digest, BuildKey | No
 def _resolve_pins(
     reference: Reference,
     pins: Mapping[Digest, BuildKey | None],
+    verification: "_Verification",
     *,
     client: "RegistryClient | None",
     cache: "LocalCache",
-    trusted: "TrustedKeys",
 ) -> tuple[Candidate, ...]:
     """Every pinned bundle: those of the cache with no request, the others with one."""
     found: dict[Digest, Candidate] = {}
-    refused: SignatureRejected | None = None
     for digest, key in pins.items():
         signed = cache.get_manifest(digest)
-        if signed is None:
-            continue
-        try:
-            found[digest] = _verified(signed, reference, trusted, build_key=key, cached=True)
-        except SignatureRejected as error:
-            refused = error  # its key may have been replaced since: the registry has a newer envelope
-    missing = [digest for digest in pins if digest not in found]
+        if signed is not None and (candidate := verification.candidate(signed, build_key=key, cached=True)):
+            found[digest] = candidate
+    missing = [digest for digest in pins if digest not in found and not verification.is_final(digest)]
     if missing:
         try:
             for signed in _ask(reference, client, pins=missing):
-                key = pins[signed.digest]
-                found[signed.digest] = _verified(signed, reference, trusted, build_key=key)
+                if candidate := verification.candidate(signed, build_key=pins[signed.digest]):
+                    found[signed.digest] = candidate
         except (Unavailable, NotFound, BundleWithdrawn) as error:
-            if refused is not None and not found:
-                raise refused from error
+            if verification.refused and not found:
+                raise verification.first from error
             if not found:
                 raise
             log.warning("aot goes on with %d of %d pinned bundles: %s", len(found), len(pins), error.message)
+    if not found:
+        raise verification.first
     return tuple(found[digest] for digest in pins if digest in found)
 
 
@@ -259,16 +265,37 @@ def _recall(reference: Reference, cache: "LocalCache") -> tuple[SignedManifest, 
     return tuple(one for one in known if one is not None)
 
 
-def _verified(
-    signed: SignedManifest,
-    reference: Reference,
-    trusted: "TrustedKeys",
-    *,
-    build_key: BuildKey | None = None,
-    cached: bool = False,
-) -> Candidate:
-    manifest = verify_signed(signed, reference, trusted, build_key=build_key)
-    return Candidate(signed.digest, manifest, signed, cached)
+class _Verification:
+    """Verifies the bundles of one reference, and keeps which were refused and why."""
+
+    def __init__(self, reference: Reference, trusted: "TrustedKeys") -> None:
+        self._reference = reference
+        self._trusted = trusted
+        self.refused: dict[Digest, AotError] = {}
+
+    def candidate(
+        self, signed: SignedManifest, *, build_key: BuildKey | None = None, cached: bool = False
+    ) -> Candidate | None:
+        """Return the bundle as a candidate, or None where it is refused."""
+        try:
+            manifest = verify_signed(signed, self._reference, self._trusted, build_key=build_key)
+        except (SignatureRejected, MalformedDocument) as error:
+            self.refused[signed.digest] = error
+            log.warning("aot does not use bundle %s of %s: %s", signed.digest, self._reference, error.message)
+            return None
+        self.refused.pop(signed.digest, None)
+        return Candidate(signed.digest, manifest, signed, cached)
+
+    def is_final(self, digest: Digest) -> bool:
+        """Say that asking again is of no use: the digest's bytes are the same. A newer envelope may have another key."""
+        return isinstance(self.refused.get(digest), MalformedDocument)
+
+    @property
+    def first(self) -> AotError:
+        return next(iter(self.refused.values()))
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(Refusal(bundle=digest, reason=error.message) for digest, error in self.refused.items())
 
 
 def verify_signed(

@@ -36,6 +36,7 @@ from aot.runtime.code import (
     own_classes,
     reach,
 )
+from aot.runtime.replaced import Replaced
 from aot.runtime.values import NEUTRAL_ATTRIBUTES, ValueReader, digest_tensor
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
@@ -131,6 +132,11 @@ class _Reading:
         for attribute, value in vars(module).items():
             if attribute in self._furniture or attribute in NEUTRAL_ATTRIBUTES or isinstance(value, self._tensor):
                 continue
+            if attribute == "forward" and isinstance(value, Replaced):
+                # Ours stands for what was there, which is nothing but the class's own in most modules.
+                if value.earlier is None:
+                    continue
+                value = value.earlier
             found[attribute] = self._values.read(value)
         return found
 

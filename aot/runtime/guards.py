@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aot.errors import BindingFailed
 from aot.runtime.expression import FUNCTIONS
-from aot.runtime.guard_source import GUARD_KINDS, Source, write_source
+from aot.runtime.guard_source import Source, write_source
 from aot.runtime.guard_text import explain_miss
 from aot.schema.artifact import TensorMeta
 from aot.schema.guard import InputGuard
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 # None: every guard holds. Else which input and which condition, with what was found.
 Check = Callable[[Sequence["Tensor"]], "str | None"]
-
-
-def unknown_kinds(guards: Sequence[InputGuard]) -> tuple[str, ...]:
-    """Return the kinds that this version does not know, each once: an artifact that has any is rejected."""
-    return tuple(dict.fromkeys(guard.kind for guard in guards if guard.kind not in GUARD_KINDS))
 
 
 def find_faults(guards: Sequence[InputGuard], inputs: Sequence[TensorMeta]) -> tuple[str, ...]:

@@ -5,23 +5,21 @@ the live module is the program that was compiled. Neither Dynamo nor Inductor is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aot.bundle import materialise_view, raise_first, read_bundle, verify_bundle
 from aot.environment import observe_environment
 from aot.errors import AotError, BindingFailed, LoadFailed, NoCompatibleArtifact
-from aot.runtime.bind import bind_artifacts
+from aot.runtime.bind import Binder, Likeness
+from aot.runtime.canary import check_canary
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.constants import read_tensors
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
-from aot.runtime.fingerprint import fingerprint
 from aot.runtime.guards import find_faults
-from aot.runtime.liveness import explain_difference
 from aot.runtime.unit import Unit
-from aot.schema.artifact import Artifact
+from aot.schema.artifact import Artifact, CoverageKind
 from aot.schema.decision import Selection
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
 Locate = Callable[[File], Path]
 """Give the place of a file's verified bytes."""
 
+NARROWEST = (CoverageKind.EXACT, CoverageKind.BUCKET, CoverageKind.RANGE)
 LIBRARY, CUBINS, CONSTANTS = "lib/", "cubin/", "constants/"
 
 
@@ -50,20 +49,23 @@ def load_artifacts(
     view: Callable[[Artifact], Path],
     fallback: Fallback,
     reference: Reference | None = None,
+    canary: bool = False,
 ) -> CompiledModel:
     """Load the selected artifacts of one bundle for `module`.
+
+    `canary` runs each artifact on the inputs of its proof first, and leaves out one that gives something else.
 
     `view` gives a directory that shows an artifact's files under their own names; it is asked only where files must
     lie side by side. With fallback "eager" a misfit yields a CompiledModel that runs eagerly and says why; with
     "raise" it raises BindingFailed or LoadFailed.
     """
     counters = Counters()
-    reasons = _differences(manifest, module)
-    units: list[Unit] = []
-    if not reasons:
-        chosen = [manifest.artifacts[index] for index in selection.artifacts]
-        opener = _Opener(locate, view)
-        units, reasons = _open_units(chosen, module, opener, counters)
+    likeness = Likeness(manifest.fingerprint, module)
+    # The narrowest first: it was compiled for these very sizes, and a wider one would take every call.
+    chosen = sorted(
+        (manifest.artifacts[index] for index in selection.artifacts), key=lambda one: NARROWEST.index(one.coverage.kind)
+    )
+    units, reasons = _open_units(chosen, module, _Opener(manifest, locate, view, canary=canary), likeness, counters)
     model = CompiledModel(
         module,
         units,
@@ -84,7 +86,12 @@ def load_artifacts(
 
 
 def load_bundle(
-    bundle_dir: Path, module: "Module", *, fallback: Fallback | str = Fallback.EAGER, verify: bool = True
+    bundle_dir: Path,
+    module: "Module",
+    *,
+    fallback: Fallback | str = Fallback.EAGER,
+    verify: bool = True,
+    canary: bool = False,
 ) -> CompiledModel:
     """Load a bundle from its directory by the pod's own path: observe, select, load.
 
@@ -115,6 +122,7 @@ def load_bundle(
         view=view,
         fallback=policy,
         reference=reference,
+        canary=canary,
     )
 
 
@@ -144,10 +152,34 @@ def refuse(selection: Selection, reference: Reference) -> NoCompatibleArtifact:
 class _Opener:
     """Opens artifacts, and reads the lifted constants of each once for all its instances."""
 
-    def __init__(self, locate: Locate, view: Callable[[Artifact], Path]) -> None:
+    def __init__(self, manifest: Manifest, locate: Locate, view: Callable[[Artifact], Path], *, canary: bool) -> None:
+        self._manifest = manifest
         self._locate = locate
         self._view = view
+        self._canary = canary
+        self._tried: dict[tuple[int, str], str | None] = {}
         self._lifted: dict[int, Mapping[str, Tensor]] = {}
+
+    def trial(self, artifact: Artifact, device: str) -> str | None:
+        if not self._canary:
+            return None
+        key = (id(artifact), device)
+        if key not in self._tried:
+            self._tried[key] = self._try(artifact, device)
+        return self._tried[key]
+
+    def _try(self, artifact: Artifact, device: str) -> str | None:
+        number = self._manifest.artifacts.index(artifact)
+        canary = next((one for one in self._manifest.canaries if one.artifact == number), None)
+        if canary is None:
+            return None  # too large to travel, or not finite: its proof has made none
+        return check_canary(
+            canary,
+            artifact,
+            open_container=lambda: self.open(artifact, device),
+            lifted=self.lifted(artifact),
+            locate=self._locate,
+        )
 
     def open(self, artifact: Artifact, device: str) -> Container:
         libraries = [file for file in artifact.files if file.path.startswith(LIBRARY)]
@@ -172,18 +204,8 @@ class _Opener:
         return known
 
 
-def _differences(manifest: Manifest, module: "Module") -> tuple[str, ...]:
-    """Say how the live module differs from the program that was compiled; empty when it is that program."""
-    if not manifest.fingerprint.factors:
-        return ()  # an exported program without its module: names, shapes and strides are compared at binding
-    live = fingerprint(module)
-    if live.digest == manifest.fingerprint.digest:
-        return ()
-    return explain_difference(manifest.fingerprint, live)
-
-
 def _open_units(
-    artifacts: Sequence[Artifact], module: "Module", opener: _Opener, counters: Counters
+    artifacts: Sequence[Artifact], module: "Module", opener: _Opener, likeness: Likeness, counters: Counters
 ) -> tuple[list[Unit], tuple[str, ...]]:
     units: list[Unit] = []
     reasons: list[str] = []
@@ -199,9 +221,8 @@ def _open_units(
     for name, found in by_instance.items():
         try:
             part = module.get_submodule(name)
-            units.append(Unit(name, part, partial(bind_artifacts, found, part, opener), counters))
         except AttributeError:
-            reasons.append(f"{name}: the live module has no such submodule")
-        except AotError as error:
-            reasons.append(f"{name}: {error.message}" if name else error.message)
-    return units, tuple(reasons)
+            reasons += [*likeness.differences(), f"{name}: the live module has no such submodule"]
+            continue
+        units.append(Unit(name, part, Binder(found, part, opener, likeness), counters))
+    return units, tuple(dict.fromkeys(reasons))

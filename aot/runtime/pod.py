@@ -8,9 +8,12 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from aot.bundle import materialise_view
 from aot.cache import LocalCache
@@ -20,7 +23,7 @@ from aot.config import Config
 from aot.environment import observe_environment
 from aot.errors import AotError, InvalidConfig, InvalidInput, LoadFailed, LocalStorageFull
 from aot.runtime.compiled import CompiledModel, Fallback
-from aot.runtime.fetch import Candidate, Resolved, ensure_artifacts, ensure_verified, remember, resolve
+from aot.runtime.fetch import Candidate, Resolved, blobs_of, ensure_blobs, ensure_verified, remember, resolve
 from aot.runtime.load import load_artifacts, load_nothing, refuse
 from aot.schema.artifact import Artifact
 from aot.schema.decision import Selection
@@ -28,6 +31,7 @@ from aot.schema.digest import Digest
 from aot.schema.environment import ContainerFacts, Environment
 from aot.schema.lock import Lock, decode_lock
 from aot.schema.names import Reference
+from aot.schema.spec import Blob, File
 from aot.schema.wire.workers import Receipt
 from aot.select import Policy, select
 from aot.trust import TrustedKeys
@@ -37,12 +41,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aot")
 POD_ATTEMPTS = 2
-RECEIPT_SECONDS = 5.0  # after the load, so that telling of it is not in the way of the first output
+LATER_SECONDS = 5.0  # after the load, so that a receipt and an eviction are not in the way of the first output
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What `pull` made ready: the bundle, or None where nothing fits, with every decision."""
+    """What `pull` made ready: the bundle, or None where nothing fits, with every decision.
+
+    Where the selection is undecided, its alternatives are on this node as well.
+    """
 
     reference: Reference
     bundle: Digest | None
@@ -77,9 +84,7 @@ def load(
         # Ours or the disk's: a fault of the loader must not keep a pod from serving.
         log.exception("aot could not load %s", parsed)
         model = attempt.give_up(_unexpected(parsed, error), cause=error)
-    if attempt.pod is not None and attempt.pod.client is not None and config.receipts:
-        seconds = time.perf_counter() - started
-        _send_later(attempt.pod.client, model, attempt.environment, stale=attempt.stale, seconds=seconds)
+    attempt.finish(model, receipts=config.receipts, seconds=time.perf_counter() - started)
     return model
 
 
@@ -121,7 +126,7 @@ def explain(
     """Return every artifact of `reference` with its verdict on this host, or on the one described. Fetches no blob."""
     pod = _Pod.open(config or Config.from_environ(), _read_lock(lock))
     resolved = pod.resolve(Reference.parse(reference))
-    return select(resolved.bundles, environment or observe_environment(), policy=Policy(undecided=True))
+    return _select(resolved, environment or observe_environment(), policy=Policy(undecided=True))
 
 
 def rebind(model: CompiledModel) -> None:
@@ -140,6 +145,7 @@ class _Attempt:
         self.environment = Environment()
         self.selection: Selection | None = None
         self.stale = False
+        self.fetches: tuple[Digest, ...] = ()
 
     def run(self, config: Config, lock: Lock | None) -> CompiledModel:
         """Resolve, verify, select, fetch, load. Raises AotError."""
@@ -150,12 +156,30 @@ class _Attempt:
         with contextlib.suppress(LocalStorageFull, InvalidConfig):
             # A cache that cannot be written may still hold every blob.
             remember(resolved, pod.cache)
-        self.selection = select(resolved.bundles, self.environment)
+        self.selection = _select(resolved, self.environment)
         if self.selection.bundle is None:
             raise refuse(self.selection, self.reference)
         candidate = resolved.candidate(self.selection.bundle)
-        with pod.cache.hold([candidate.digest, *candidate.digests(self.selection)]):
+        wanted = pod.blobs(candidate, self.selection)
+        held = (candidate.digest, *(blob.digest for blob in wanted))
+        with pod.cache.hold(held):
+            if pod.cache.missing(wanted):
+                self.fetches = held
             return pod.load(candidate, self.selection, self.module, reference=self.reference, fallback=self.fallback)
+
+    def finish(self, model: CompiledModel, *, receipts: bool, seconds: float) -> None:
+        """Let what is not needed for an output be done some seconds from now: make room again, tell of the load."""
+        pod = self.pod
+        if pod is None:
+            return
+        tasks: list[Callable[[], None]] = []
+        if self.fetches:
+            tasks.append(lambda: pod.evict(keep=self.fetches))
+        if pod.client is not None and receipts:
+            client, environment, stale = pod.client, self.environment, self.stale
+            tasks.append(lambda: _send_receipt(client, model, environment, stale=stale, seconds=seconds))
+        if tasks:
+            _run_later(tasks)
 
     def give_up(self, error: AotError, *, cause: Exception | None = None) -> CompiledModel:
         """A model that runs eagerly because of `error`; raises it where the caller wants that."""
@@ -175,6 +199,7 @@ class _Pod:
     cache: LocalCache
     trusted: TrustedKeys
     lock: Lock | None
+    canary: bool = False
 
     @classmethod
     def open(cls, config: Config, lock: Lock | None) -> "_Pod":
@@ -186,7 +211,7 @@ class _Pod:
                 config.url, config.token, timeout_seconds=config.timeout_seconds, attempts=POD_ATTEMPTS
             )
         cache = LocalCache(config.cache_dir, limit_bytes=config.cache_bytes)
-        return cls(client, cache, TrustedKeys.parse(",".join(keys)), lock)
+        return cls(client, cache, TrustedKeys.parse(",".join(keys)), lock, config.canary)
 
     def resolve(self, reference: Reference) -> Resolved:
         return resolve(reference, client=self.client, cache=self.cache, trusted=self.trusted, lock=self.lock)
@@ -194,13 +219,20 @@ class _Pod:
     def pull(self, reference: Reference, environment: Environment) -> Pulled:
         resolved = self.resolve(reference)
         remember(resolved, self.cache)
-        selection = select(resolved.bundles, environment, policy=Policy(undecided=True))
+        selection = _select(resolved, environment, policy=Policy(undecided=True))
         if selection.bundle is not None:
-            candidate = resolved.candidate(selection.bundle)
-            with self.cache.hold([candidate.digest, *candidate.digests(selection)]):
-                ensure_artifacts(candidate, selection, client=self.client, cache=self.cache)
+            chosen = {one.bundle: one for one in selection.choices() if one.bundle is not None}
+            wanted = {bundle: self.blobs(resolved.candidate(bundle), one) for bundle, one in chosen.items()}
+            with self.cache.hold([*wanted, *(blob.digest for blobs in wanted.values() for blob in blobs)]):
+                for bundle, blobs in wanted.items():
+                    ensure_blobs(bundle, blobs, client=self.client, cache=self.cache)
                 self.cache.evict()
         return Pulled(reference, selection.bundle, selection, resolved.stale)
+
+    def evict(self, *, keep: Iterable[Digest]) -> None:
+        """Make room in the cache, but not of these. Never raises."""
+        with self.cache.hold(keep):
+            self.cache.evict()
 
     def load(
         self,
@@ -211,22 +243,44 @@ class _Pod:
         reference: Reference,
         fallback: Fallback,
     ) -> CompiledModel:
+        ensure_blobs(candidate.digest, self.blobs(candidate, selection), client=self.client, cache=self.cache)
         paths = ensure_verified(candidate, selection, client=self.client, cache=self.cache)
+
+        def locate(file: File) -> Path:
+            path = paths.get(file.digest) or self.cache.verified_path(file.digest)
+            if path is None:
+                raise LoadFailed(f"{file.path} left the cache while it was needed", hint="raise AOT_CACHE_BYTES")
+            return path
 
         def view(artifact: Artifact) -> Path:
             directory = self.cache.view_path(candidate.digest, candidate.manifest.artifacts.index(artifact))
-            return materialise_view(self.cache.path_of, artifact, directory)
+            return materialise_view(paths.get, artifact, directory)
 
         return load_artifacts(
             candidate.manifest,
             candidate.digest,
             module,
             selection=selection,
-            locate=lambda file: paths[file.digest],
+            locate=locate,
             view=view,
             fallback=fallback,
             reference=reference,
+            canary=self.canary,
         )
+
+    def blobs(self, candidate: Candidate, selection: Selection) -> tuple[Blob, ...]:
+        """What the selected artifacts need, with the files of their canaries where those are run."""
+        needed = blobs_of([candidate.manifest.artifacts[index] for index in selection.artifacts])
+        if not self.canary:
+            return needed
+        canaries = [one for one in candidate.manifest.canaries if one.artifact in selection.artifacts]
+        files = [file for one in canaries for file in one.expected]
+        return tuple(dict.fromkeys((*needed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in files))))
+
+
+def _select(resolved: Resolved, environment: Environment, *, policy: Policy = Policy()) -> Selection:
+    """Select among the candidates; what was refused before is told beside what does not fit."""
+    return replace(select(resolved.bundles, environment, policy=policy), refusals=resolved.refusals)
 
 
 def _observe(*, same_container: bool) -> Environment:
@@ -259,26 +313,31 @@ def _parse_fallback(text: str) -> Fallback:
         raise InvalidInput(f"wanted the fallback eager or raise, found {text!r}") from error
 
 
-def _send_later(
+def _send_receipt(
     client: RegistryClient, model: CompiledModel, environment: Environment, *, stale: bool, seconds: float
 ) -> None:
-    def send() -> None:
-        assert model.reference is not None
-        receipt = Receipt(
-            reference=model.reference,
-            bundle=model.bundle,
-            environment=environment,
-            outcome=model.outcome,
-            reasons=model.reasons[:20],
-            counters=model.counters,
-            stale_tag=stale,
-            load_seconds=seconds,
-        )
-        try:
-            client.send_receipt(receipt)
-        except AotError as error:
-            log.info("receipt not sent: %s", error.message)
+    assert model.reference is not None
+    receipt = Receipt(
+        reference=model.reference,
+        bundle=model.bundle,
+        environment=environment,
+        outcome=model.outcome,
+        reasons=model.reasons[:20],
+        counters=model.counters,
+        stale_tag=stale,
+        load_seconds=seconds,
+    )
+    try:
+        client.send_receipt(receipt)
+    except AotError as error:
+        log.info("receipt not sent: %s", error.message)
 
-    timer = threading.Timer(RECEIPT_SECONDS, send)
-    timer.daemon = True  # a process that ends sooner sends none
+
+def _run_later(tasks: Iterable[Callable[[], None]]) -> None:
+    def run() -> None:
+        for task in tasks:
+            task()
+
+    timer = threading.Timer(LATER_SECONDS, run)
+    timer.daemon = True  # a process that ends sooner leaves both to the next one
     timer.start()

@@ -91,6 +91,7 @@ class Unit:
         self._bind = bind
         self._lock = Lock()
         self._records_gradients = _grad_mode_reader()
+        self._kept: tuple[Any, ...] = ()
         self._bound = bind()
 
     @property
@@ -138,11 +139,10 @@ class Unit:
     def abandon(self, reason: str) -> None:
         """Run eagerly from now on, without touching what is bound: after a fork, in the child."""
         self._lock = Lock()  # a thread of the parent may have held it
-        # Kept alive: closing a container waits for calls in flight, and those of the parent never end here.
-        kept = self._bound
-        self._bind = lambda: Bound(reasons=(reason,), tensors=kept.tensors)
-        self._abandoned = (kept, self._bind)
-        self._bound = self._bind()
+        # Closing a container waits for calls in flight, and those of the parent never end here: keep them open.
+        self._kept = (*self._kept, self._bound, self._bind)
+        self._bound = Bound(reasons=(reason,))
+        self._bind = lambda: Bound(reasons=(reason,))
 
     def _run(self, form: Form, variant: Variant, tensors: Sequence["Tensor"]) -> Any:
         if variant.winner is Winner.EAGER:

@@ -47,7 +47,9 @@ class Watch:
         from torch import Tensor
 
         self._tree = Tree(module, anything=anything)
-        tables: list[dict[str, Any]] = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+        tables: list[dict[str, Any]] = [
+            table for part in module.modules() for table in (part._parameters, part._buffers)
+        ]
         self._tables = [table for table in tables if table or anything]
         self._copies = [dict(table) for table in self._tables]
         tensors = list(_tensors_in(self._tables, self._copies))
@@ -117,10 +119,8 @@ def _has_several(tensor: "Tensor") -> bool:
         return False
 
 
-def _readable(
-    tensors: "Iterable[Tensor]", read: "Callable[[Tensor], int]"
-) -> "tuple[list[Tensor], list[int]]":
-    """Return the tensors that `read` works for, and what it reads; fake and wrapped ones have no memory of their own."""
+def _readable(tensors: "Iterable[Tensor]", read: "Callable[[Tensor], int]") -> "tuple[list[Tensor], list[int]]":
+    """Return the tensors that `read` works for, and what it reads; fake tensors have no memory."""
     found, values = [], []
     for tensor in tensors:
         try:

@@ -5,7 +5,6 @@ module's own are compared with those, by digest, when it is loaded and whenever 
 """
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aot.schema.digest import Digest
@@ -24,26 +23,6 @@ def digest_weights(module: "Module") -> Digest:
         running.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         running.update(_bytes_of(tensor))
     return Digest.from_hex(running.hexdigest())
-
-
-class FrozenPlan:
-    """Watches the module's tensors in place of a binding: same objects, same memory, no write since.
-
-    Not noticed: a write through `tensor.data` or from another process, which torch does not count.
-    """
-
-    tensors: "Mapping[str, Tensor]" = {}  # nothing is bound
-
-    def __init__(self, module: "Module") -> None:
-        self._module = module
-        self._seen = self._look()
-
-    def is_current(self) -> bool:
-        """Say whether the module still holds the tensors that were compared."""
-        return self._look() == self._seen
-
-    def _look(self) -> list[tuple[int, int, int]]:
-        return [(id(tensor), tensor.data_ptr(), tensor._version) for _, tensor in _tensors(self._module)]
 
 
 def _tensors(module: "Module") -> "list[tuple[str, Tensor]]":

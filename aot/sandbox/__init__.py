@@ -2,7 +2,7 @@
 
 from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, NoSandbox, find_sandbox, list_gpu_devices
 from aot.sandbox.child import run_child
-from aot.sandbox.events import EVENTS_FD, write_event
+from aot.sandbox.events import EVENTS_FD, OnEvent, ShouldStop, write_event
 from aot.sandbox.exit import ChildExit, CountedBy, ExitKind, ProcessCount, Program
 from aot.sandbox.limits import Limits, SandboxKind
 
@@ -16,9 +16,11 @@ __all__ = [
     "ExitKind",
     "Limits",
     "NoSandbox",
+    "OnEvent",
     "ProcessCount",
     "Program",
     "SandboxKind",
+    "ShouldStop",
     "find_sandbox",
     "list_gpu_devices",
     "run_child",

@@ -6,13 +6,13 @@ talks (`aot.sandbox.talk`) to a supervisor process (`aot.sandbox.supervise`), wh
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from aot.errors import InvalidInput
 from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, checked, same_place, view_system, write_arguments
-from aot.sandbox.events import EVENTS_FD, EventReader
+from aot.sandbox.events import EVENTS_FD, EventReader, OnEvent, ShouldStop
 from aot.sandbox.exit import ChildExit
 from aot.sandbox.limits import Limits, SandboxKind
 from aot.sandbox.talk import Talk
@@ -33,8 +33,8 @@ def run_child(
     devices: Sequence[Path] = (),
     stdout: Path | None = None,
     stderr: Path | None = None,
-    on_event: Callable[[Mapping[str, Any]], None] | None = None,
-    should_stop: Callable[[], str | None] = lambda: None,
+    on_event: OnEvent | None = None,
+    should_stop: ShouldStop = lambda: None,
     count_processes: bool = False,
 ) -> ChildExit:
     """Run `argv` to its end, and return how it ended. Nothing that it started is alive afterwards.

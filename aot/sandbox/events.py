@@ -8,6 +8,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# What a caller gives: it is told every event, and asked for a reason to end (None: go on).
+OnEvent = Callable[[Mapping[str, Any]], None]
+ShouldStop = Callable[[], str | None]
+
 EVENTS_FD = "AOT_EVENTS_FD"
 LINE_BYTES = 64 * 1024
 
@@ -22,7 +26,7 @@ def write_event(fd: int, event: Mapping[str, Any]) -> None:
 class EventReader:
     """Cuts a stream of bytes into events, in order. What is no JSON object is counted and dropped."""
 
-    def __init__(self, on_event: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
         self._partial = b""
         self._skipping = False

@@ -7,12 +7,11 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from aot.errors import InvalidInput
-from aot.sandbox.events import EventReader
+from aot.sandbox.events import EventReader, ShouldStop
 from aot.sandbox.exit import ChildExit, ExitKind
 from aot.sandbox.limits import SandboxKind
 
@@ -46,7 +45,7 @@ class Talk:
         events: BinaryIO | None,
         writer: BinaryIO | None,
         reader: EventReader,
-        should_stop: Callable[[], str | None],
+        should_stop: ShouldStop,
     ) -> None:
         self._limits = spec["limits"]
         self._events = events and events.fileno()

@@ -42,21 +42,52 @@ class Decision(Document, kw_only=True):
     verdict: Verdict
 
 
+class Refusal(Document, kw_only=True):
+    """A bundle that is not used at all, whatever the host: no trusted signature, or a manifest that cannot be read."""
+
+    bundle: Digest
+    reason: str
+
+
 class Selection(Document, kw_only=True):
-    """The choice plus every decision. `bundle` None: nothing fits, and the model runs eagerly."""
+    """The choice plus every decision. `bundle` None: nothing fits, and the model runs eagerly.
+
+    `alternatives`: the bundles that may be the better choice once what is undecided is known.
+    """
 
     bundle: Digest | None
     artifacts: tuple[int, ...]
     decisions: tuple[Decision, ...]
     undecided: bool = False
+    alternatives: tuple[Digest, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Every reason against, as sentences."""
-        return tuple(
+        unfit = [
             f"{decision.region or 'whole'} [{decision.coverage}]: {reason.text}"
             for decision in self.decisions
             for reason in reasons_of(decision.verdict)
+        ]
+        return (*unfit, *(f"bundle {refusal.bundle.short}: {refusal.reason}" for refusal in self.refusals))
+
+    def choices(self) -> tuple["Selection", ...]:
+        """This selection, and one that chooses each alternative with every artifact of it that may fit."""
+        return (self, *(self._choosing(bundle) for bundle in self.alternatives))
+
+    def _choosing(self, bundle: Digest) -> "Selection":
+        usable = (
+            decision.artifact
+            for decision in self.decisions
+            if decision.bundle == bundle and not isinstance(decision.verdict, Rejected)
+        )
+        return Selection(
+            bundle=bundle,
+            artifacts=tuple(usable),
+            decisions=self.decisions,
+            undecided=self.undecided,
+            refusals=self.refusals,
         )
 
 

@@ -4,7 +4,6 @@ Newcomer's first schema file. It is written by `aot.bundle` at the end of a comp
 publish (design.md, section 5), verified and decoded by every client before one byte of an artifact is used.
 """
 
-import base64
 from collections.abc import Iterator
 
 from aot.errors import MalformedDocument
@@ -94,10 +93,6 @@ class Envelope(Document, kw_only=True, rename={"payload_type": "payloadType"}):
     payload: str  # base64 of the statement's canonical bytes
     payload_type: str = PAYLOAD_TYPE
     signatures: tuple[Signature, ...]
-
-    @property
-    def payload_bytes(self) -> bytes:
-        return base64.b64decode(self.payload, validate=True)
 
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, Digest]:

@@ -80,6 +80,7 @@ class Qualification(Document, kw_only=True):
     numerics: str = "checked"  # or "unchecked: draws random numbers"
     profile: str = ""  # name of the profile it ran on
     torch: str = ""
+    left_out: tuple[str, ...] = ()  # boundary points that were not tried, or not in full, for lack of time
 
 
 class Provenance(Document, kw_only=True):

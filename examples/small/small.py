@@ -1,4 +1,7 @@
-"""Two small perceptrons, for measuring what surrounds a model: `build` is tiny, `build_wide` computes a millisecond."""
+"""Small perceptrons, for measuring what surrounds a model.
+
+`build` is tiny, `build_wide` computes a millisecond, `build_deep` has a hundred tensors.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -7,20 +10,19 @@ from torch import Tensor, nn
 class Perceptron(nn.Module):
     """Two inputs (batch, width) float32, added, through three layers."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 4)
-        )
+        hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width), nn.GELU())]
+        self.layers = nn.Sequential(*hidden, nn.Linear(width, 4))
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return self.layers(left + right)
 
 
-def make(width: int, batch: int) -> dict[str, object]:
+def make(width: int, batch: int, *, depth: int = 3) -> dict[str, object]:
     torch.manual_seed(0)
     return {
-        "module": Perceptron(width).eval(),
+        "module": Perceptron(width, depth).eval(),
         "args": (torch.randn(batch, width), torch.randn(batch, width)),
         "dimensions": {"batch": (1, 64)},
         "dynamic_shapes": {"left": {0: "batch"}, "right": {0: "batch"}},
@@ -33,3 +35,7 @@ def build() -> dict[str, object]:
 
 def build_wide() -> dict[str, object]:
     return make(512, 32)
+
+
+def build_deep() -> dict[str, object]:
+    return make(16, 2, depth=50)

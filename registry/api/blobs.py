@@ -16,9 +16,7 @@ def open_uploads(data: OpenUploadsRequest, deps: Deps, caller: Principal) -> Lin
     now = deps.clock()
     with deps.sessions.transaction() as session:
         claims.require_attempt(by=caller, now=now, session=session)
-        missing = blobs.open_uploads(
-            data.blobs, namespace=data.namespace, arrived=arrived, now=now, session=session
-        )
+        missing = blobs.open_uploads(data.blobs, namespace=data.namespace, arrived=arrived, now=now, session=session)
     return LinksReply(links=blobs.upload_links(missing, deps.store, expires_in=deps.settings.link_lives))
 
 

@@ -81,9 +81,7 @@ def get_build(build: str, deps: Deps, caller: Principal) -> BuildView:
 
 
 @endpoint("get_build_log")
-def get_build_log(
-    build: str, deps: Deps, caller: Principal, after: int = -1, limit: int | None = None
-) -> BuildLog:
+def get_build_log(build: str, deps: Deps, caller: Principal, after: int = -1, limit: int | None = None) -> BuildLog:
     """Get the log's lines after a sequence number."""
     with deps.sessions.reading() as session:
         return builds.read_log(build, after=after, limit=limit, by=caller, session=session)

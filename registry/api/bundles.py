@@ -97,9 +97,7 @@ def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
 def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal) -> ResolveReply:
     """Resolve a tag or digest to signed manifests."""
     with deps.sessions.reading() as session:
-        return lookup.resolve(
-            Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session
-        )
+        return lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session)
 
 
 @endpoint("tag")

@@ -67,9 +67,7 @@ def renew(build: str, deps: Deps, caller: Principal) -> RenewReply:
 def report_progress(data: ProgressRequest, build: str, deps: Deps, caller: Principal) -> RenewReply:
     """Say where the attempt stands; it extends the lease too."""
     with deps.sessions.transaction() as session:
-        return claims.report(
-            build, data, by=caller, lease=deps.settings.lease, now=deps.clock(), session=session
-        )
+        return claims.report(build, data, by=caller, lease=deps.settings.lease, now=deps.clock(), session=session)
 
 
 @endpoint("fail")

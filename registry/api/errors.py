@@ -21,6 +21,7 @@ from aot.errors import (
     Forbidden,
     GuardFailed,
     IntegrityFailed,
+    InvalidConfig,
     InvalidInput,
     NoCompatibleArtifact,
     NotFound,
@@ -38,6 +39,7 @@ log = structlog.get_logger()
 # By family; a class of its own stands only where it differs from its family.
 STATUS: dict[type[AotError], int] = {
     InvalidInput: 400,
+    InvalidConfig: 500,  # of this registry: its store refuses it (S3 answers 403)
     Unauthenticated: 401,
     Forbidden: 403,
     NotFound: 404,
@@ -87,9 +89,7 @@ def on_http_exception(_request: Request[Any, Any, Any], error: HTTPException) ->
     if status == 404:
         body = ErrorBody.of(NotFound("there is no such page", hint="the pages are listed at /schema"))
     elif 400 <= status < 500:
-        body = ErrorBody.of(
-            InvalidInput(_reasons(error) or error.detail, hint="the API is described at /schema")
-        )
+        body = ErrorBody.of(InvalidInput(_reasons(error) or error.detail, hint="the API is described at /schema"))
     else:
         return on_bug(_request, error)
     return _response(body, status=status, headers=dict(error.headers or {}))
@@ -111,9 +111,7 @@ def on_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
 def _reasons(error: HTTPException) -> str:
     extra = error.extra if isinstance(error.extra, list) else []
     named = [(item.get("key"), item.get("message")) for item in extra if isinstance(item, dict)]
-    return "; ".join(
-        "wanted a body, found none" if key == "data" else f"{key}: {text}" for key, text in named
-    )
+    return "; ".join("wanted a body, found none" if key == "data" else f"{key}: {text}" for key, text in named)
 
 
 def _response(body: ErrorBody, *, status: int, headers: dict[str, str]) -> Response[bytes]:

@@ -38,9 +38,7 @@ def register_worker(data: RegisterRequest, deps: Deps, caller: Principal) -> Reg
 def list_workers(deps: Deps, caller: Principal) -> WorkerListing:
     """List workers, by name."""
     with deps.sessions.reading() as session:
-        return fleet.list_workers(
-            by=caller, live_since=deps.clock() - deps.settings.worker_lives, session=session
-        )
+        return fleet.list_workers(by=caller, live_since=deps.clock() - deps.settings.worker_lives, session=session)
 
 
 @endpoint("list_profiles")

@@ -7,7 +7,6 @@ from aot.errors import AotError, StorageUnavailable
 from aot.schema.digest import Digest
 from aot.schema.wire.workers import HealthReply, KeysReply, ReadyReply
 from registry.api.routing import endpoint
-from registry.db import fleet as rows
 from registry.db.migrate import at_head
 from registry.deps import Deps
 from registry.services.tokens import Principal
@@ -39,9 +38,11 @@ def get_ready(deps: Deps, caller: Principal) -> ReadyReply:
 
 @endpoint("get_keys")
 def get_keys(deps: Deps, caller: Principal) -> KeysReply:
-    """List the public keys that sign, or did. They are no trust root: compare them with those you were given."""
-    with deps.sessions.reading() as session:
-        return KeysReply(keys=tuple(rows.list_keys(session)))
+    """List the public keys that sign now; a retired one must not be trusted on.
+
+    They are no trust root: compare them with those you were given.
+    """
+    return KeysReply(keys=tuple(str(key.public) for key in deps.signing_keys))
 
 
 def _outcome(check: Callable[[], str | None]) -> str:

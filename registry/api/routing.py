@@ -63,9 +63,7 @@ def endpoint(name: str) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
         found = (body.annotation if body else None, signature.return_annotation)
         if found != (row.request, row.reply):
             raise TypeError(f"{name} takes and returns {found}, the table says {(row.request, row.reply)}")
-        function.__annotations__ = {
-            key: _marked(key, kind, row.path) for key, kind in function.__annotations__.items()
-        }
+        function.__annotations__ = {key: _marked(key, kind, row.path) for key, kind in function.__annotations__.items()}
         return HTTPRouteHandler(
             re.sub(r"{(\w+)}", r"{\1:str}", row.path),
             http_method=row.method,

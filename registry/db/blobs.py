@@ -54,9 +54,7 @@ def open_upload(blob: Blob, *, namespace: Namespace, now: datetime, session: Ses
     if view is not None:
         view.opened_at = now
         return
-    add_if_absent(
-        NamespaceBlobRow(namespace=namespace, digest=blob.digest, opened_at=now, stored_at=None), session
-    )
+    add_if_absent(NamespaceBlobRow(namespace=namespace, digest=blob.digest, opened_at=now, stored_at=None), session)
 
 
 def mark_stored(blob: Blob, *, now: datetime, session: Session) -> bool:

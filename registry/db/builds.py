@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import BuildKey, Digest
@@ -70,9 +70,7 @@ def advance_build(
     return update_build(row, session=session, also=also, state=to, **changes)
 
 
-def update_build(
-    row: BuildRow, *, session: Session, also: ColumnElement[bool] | None = None, **changes: Any
-) -> bool:
+def update_build(row: BuildRow, *, session: Session, also: ColumnElement[bool] | None = None, **changes: Any) -> bool:
     """Apply `changes` while the build is in the state and attempt that were read. False when it is not any more."""
     session.flush()
     statement = update(BuildRow).where(
@@ -113,9 +111,7 @@ def queued_builds(session: Session) -> Iterator[tuple[BuildRow, ProfileRow]]:
     statement = select(BuildRow, ProfileRow).join(ProfileRow, ProfileRow.name == BuildRow.profile)
     while page := (
         session.execute(
-            statement.where(BuildRow.state == BuildState.QUEUED, BuildRow.id > after)
-            .order_by(BuildRow.id)
-            .limit(PAGE)
+            statement.where(BuildRow.state == BuildState.QUEUED, BuildRow.id > after).order_by(BuildRow.id).limit(PAGE)
         ).all()
     ):
         yield from page
@@ -139,9 +135,7 @@ def running_by_worker(session: Session) -> dict[Name, tuple[str, Namespace]]:
 
 def queued_by_profile(session: Session) -> dict[Name, int]:
     rows = session.execute(
-        select(BuildRow.profile, func.count())
-        .where(BuildRow.state == BuildState.QUEUED)
-        .group_by(BuildRow.profile)
+        select(BuildRow.profile, func.count()).where(BuildRow.state == BuildState.QUEUED).group_by(BuildRow.profile)
     )
     return {profile: count for profile, count in rows}
 
@@ -179,7 +173,3 @@ def read_lines(build: str, session: Session, *, after: int, limit: int) -> Seque
         .order_by(BuildLineRow.sequence)
         .limit(limit)
     ).all()
-
-
-def delete_lines(build: str, session: Session) -> None:
-    session.execute(delete(BuildLineRow).where(BuildLineRow.build == build))

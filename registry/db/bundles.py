@@ -63,9 +63,7 @@ def insert_bundle(
 def advance_bundle(row: BundleRow, to: BundleState, *, session: Session, **changes: Any) -> bool:
     """Compare-and-set from the state that was read; False when the bundle is not in it any more."""
     statement = update(BundleRow).where(BundleRow.digest == row.digest, BundleRow.state == row.state)
-    done = session.execute(
-        statement.values(state=to, **changes), execution_options={"synchronize_session": False}
-    )
+    done = session.execute(statement.values(state=to, **changes), execution_options={"synchronize_session": False})
     session.refresh(row)
     return done.rowcount == 1
 
@@ -172,9 +170,7 @@ def outlines_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, tup
     routes: dict[Digest, set[str]] = {}
     regions: dict[Digest, set[str]] = {}
     rows = session.execute(
-        select(ArtifactRow.bundle, ArtifactRow.route, ArtifactRow.region).where(
-            ArtifactRow.bundle.in_(wanted)
-        )
+        select(ArtifactRow.bundle, ArtifactRow.route, ArtifactRow.region).where(ArtifactRow.bundle.in_(wanted))
     )
     for bundle, route, region in rows:
         routes.setdefault(bundle, set()).add(route)

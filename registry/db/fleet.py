@@ -1,6 +1,6 @@
 """SQL over profiles, workers, receipts and signing keys."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import delete, select, update
@@ -19,11 +19,6 @@ def find_profile(name: Name, session: Session) -> Profile | None:
 
 def list_profiles(session: Session) -> Sequence[Profile]:
     return session.scalars(select(ProfileRow.profile).order_by(ProfileRow.name)).all()
-
-
-def profiles_named(names: Iterable[Name], session: Session) -> dict[Name, Profile]:
-    rows = session.scalars(select(ProfileRow).where(ProfileRow.name.in_(list(set(names)))))
-    return {row.name: row.profile for row in rows}
 
 
 def lock_profile(name: Name, session: Session) -> ProfileRow | None:
@@ -64,8 +59,7 @@ def put_worker(worker: Name, profiles: Sequence[Name], *, now: datetime, session
     touch_worker(worker, now=now, session=session)
     session.execute(delete(WorkerProfileRow).where(WorkerProfileRow.worker == worker))
     session.add_all(
-        WorkerProfileRow(worker=worker, profile=profile, position=position)
-        for position, profile in enumerate(profiles)
+        WorkerProfileRow(worker=worker, profile=profile, position=position) for position, profile in enumerate(profiles)
     )
     session.flush()
 
@@ -81,9 +75,7 @@ def touch_worker(worker: Name, *, now: datetime, session: Session) -> bool:
 
 def profiles_of(worker: Name, session: Session) -> Sequence[Name]:
     return session.scalars(
-        select(WorkerProfileRow.profile)
-        .where(WorkerProfileRow.worker == worker)
-        .order_by(WorkerProfileRow.position)
+        select(WorkerProfileRow.profile).where(WorkerProfileRow.worker == worker).order_by(WorkerProfileRow.position)
     ).all()
 
 
@@ -104,8 +96,3 @@ def add_receipt(row: ReceiptRow, session: Session) -> None:
 def remember_key(public: str, *, now: datetime, session: Session) -> None:
     if session.get(KeyRow, public) is None:
         add_if_absent(KeyRow(public=public, first_used_at=now), session)
-
-
-def list_keys(session: Session) -> Sequence[str]:
-    """The newest first."""
-    return session.scalars(select(KeyRow.public).order_by(KeyRow.first_used_at.desc(), KeyRow.public)).all()

@@ -63,9 +63,7 @@ class WorkerProfileRow(Row):
     __tablename__ = "worker_profiles"
 
     worker: Mapped[Name] = mapped_column(Word(Name), ForeignKey("workers.name"), primary_key=True)
-    profile: Mapped[Name] = mapped_column(
-        Word(Name), ForeignKey("profiles.name"), primary_key=True, index=True
-    )
+    profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"), primary_key=True, index=True)
     position: Mapped[int]
 
 
@@ -84,12 +82,8 @@ class NamespaceBlobRow(Row):
 
     __tablename__ = "namespace_blobs"
 
-    namespace: Mapped[Namespace] = mapped_column(
-        Word(Namespace), ForeignKey("namespaces.name"), primary_key=True
-    )
-    digest: Mapped[Digest] = mapped_column(
-        Word(Digest), ForeignKey("blobs.digest"), primary_key=True, index=True
-    )
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"), primary_key=True)
+    digest: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("blobs.digest"), primary_key=True, index=True)
     opened_at: Mapped[datetime] = mapped_column(UtcTime)
     stored_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
@@ -219,9 +213,7 @@ class ArtifactBlobRow(Row):
     """One file of an artifact, its canaries' expected outputs included. Paths may repeat between two canaries."""
 
     __tablename__ = "artifact_blobs"
-    __table_args__ = (
-        ForeignKeyConstraint(["bundle", "artifact"], ["artifacts.bundle", "artifacts.position"]),
-    )
+    __table_args__ = (ForeignKeyConstraint(["bundle", "artifact"], ["artifacts.bundle", "artifacts.position"]),)
 
     bundle: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -236,9 +228,7 @@ class TagRow(Row):
 
     __tablename__ = "tags"
 
-    namespace: Mapped[Namespace] = mapped_column(
-        Word(Namespace), ForeignKey("namespaces.name"), primary_key=True
-    )
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"), primary_key=True)
     name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
     tag: Mapped[Tag] = mapped_column(Word(Tag), primary_key=True)
     profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"), primary_key=True)

@@ -80,9 +80,7 @@ def translated() -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         reason = error.orig if isinstance(error, DBAPIError) else error
-        log.error(
-            "database-unavailable", reason=str(reason)
-        )  # not in the answer: it may name hosts and paths
+        log.error("database-unavailable", reason=str(reason))  # not in the answer: it may name hosts and paths
         raise StorageUnavailable(
             "the database did not answer", hint="try again; the registry's log says more"
         ) from error

@@ -26,9 +26,7 @@ def insert_tag(place: Place, bundle: Digest, *, now: datetime, session: Session)
     return add_if_absent(row, session)
 
 
-def move_tag(
-    place: Place, bundle: Digest, *, expected: Digest | None, now: datetime, session: Session
-) -> bool:
+def move_tag(place: Place, bundle: Digest, *, expected: Digest | None, now: datetime, session: Session) -> bool:
     """Compare-and-set: from `expected`, or from anywhere when None. False when nothing was moved."""
     namespace, name, tag, profile = place
     statement = update(TagRow).where(

@@ -71,20 +71,14 @@ def open_uploads(
     missing = []
     for blob in wanted:
         view = views.get(blob.digest)
-        if (
-            view is not None
-            and view[0].stored_at is not None
-            and arrived.sizes.get(blob.digest) == blob.size_bytes
-        ):
+        if view is not None and view[0].stored_at is not None and arrived.sizes.get(blob.digest) == blob.size_bytes:
             continue
         rows.open_upload(blob, namespace=namespace, now=now, session=session)
         missing.append(blob)
     return tuple(missing)
 
 
-def confirm(
-    blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, now: datetime, session: Session
-) -> None:
+def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, now: datetime, session: Session) -> None:
     """Note that `namespace` has uploaded every one of `blobs`.
 
     Raises BlobMissing with the digests that have not arrived, SizeMismatch where the store holds another size than

@@ -131,9 +131,7 @@ def read_log(build: str, *, after: int, limit: int | None, by: Principal, sessio
     row = _readable(build, by=by, session=session)
     after = max(-1, min(after, HIGHEST_SEQUENCE))
     lines = rows.read_lines(row.id, session, after=after, limit=limit_of(limit, default=1000, most=10000))
-    return BuildLog(
-        lines=tuple(LogLine(sequence=line.sequence, at=line.at, text=line.text) for line in lines)
-    )
+    return BuildLog(lines=tuple(LogLine(sequence=line.sequence, at=line.at, text=line.text) for line in lines))
 
 
 def list_builds(
@@ -157,9 +155,7 @@ def list_builds(
         limit=size + 1,
     )
     page = found[:size]
-    return BuildListing(
-        builds=tuple(view_of(row) for row in page), next=page[-1].id if len(found) > size else None
-    )
+    return BuildListing(builds=tuple(view_of(row) for row in page), next=page[-1].id if len(found) > size else None)
 
 
 def cancel(build: str, *, reason: str, by: Principal, now: datetime, session: Session) -> BuildView:
@@ -252,9 +248,7 @@ def view_of(row: BuildRow) -> BuildView:
 
 
 def build_not_found(build: str) -> BuildNotFound:
-    return BuildNotFound(
-        f"there is no build {build}", hint="list builds; it may lie in a namespace you cannot see"
-    )
+    return BuildNotFound(f"there is no build {build}", hint="list builds; it may lie in a namespace you cannot see")
 
 
 def finished(row: BuildRow) -> BuildFinished:
@@ -272,9 +266,7 @@ def _readable(build: str, *, by: Principal, session: Session) -> BuildRow:
     return row
 
 
-def _published(
-    asked: rows.Asked, request: SubmitRequest, *, now: datetime, session: Session
-) -> BuildRow | None:
+def _published(asked: rows.Asked, request: SubmitRequest, *, now: datetime, session: Session) -> BuildRow | None:
     """The build of the live bundle for this key; the tags of the submission move to that bundle at once."""
     digest = bundle_rows.newest_live([asked], session).get(asked)
     bundle = bundle_rows.find_bundle(digest, session) if digest else None

@@ -69,9 +69,7 @@ def publish(
     if pushed is not None:
         proof.require_same_artifacts(manifest, decode_manifest(pushed.manifest))
     blobs.confirm(manifest.blobs, namespace=row.namespace, arrived=arrived, now=now, session=session)
-    bundle = _insert(
-        received, state=BundleState.LIVE, envelope=_signed(received, keys), now=now, session=session
-    )
+    bundle = _insert(received, state=BundleState.LIVE, envelope=_signed(received, keys), now=now, session=session)
     bundle.build = row.id
     done = {"bundle": received.digest, "report": manifest.compile_report, "finished_at": now}
     if not build_rows.advance_build(row, BuildEvent.PUBLISH, session=session, **done):
@@ -107,9 +105,7 @@ def push(
         return Pushed(_pushed_before(known, session=session))
     wanted = blobs.distinct((*manifest.blobs, *manifest.spec.blobs))
     blobs.confirm(wanted, namespace=manifest.namespace, arrived=arrived, now=now, session=session)
-    build = builds.new_build(
-        manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now
-    )
+    build = builds.new_build(manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now)
     build.requalify = received.digest
     if known is not None:
         _reopen(known, session=session)
@@ -124,9 +120,7 @@ def push(
     )
 
 
-def withdraw(
-    digest: Digest, request: WithdrawRequest, *, by: Principal, now: datetime, session: Session
-) -> BundleRow:
+def withdraw(digest: Digest, request: WithdrawRequest, *, by: Principal, now: datetime, session: Session) -> BundleRow:
     """Take a live bundle out of selection; its bytes stay. Withdrawn twice is once, and the first reason stays.
 
     Raises BundleNotFound, also for a replacement that is no live bundle of the same model, and Conflict.
@@ -251,9 +245,7 @@ def _insert(
         withdrawn_reason="",
     )
     if not rows.insert_bundle(row, artifacts=_artifacts(received), files=_files(received), session=session):
-        raise Conflict(
-            f"the bundle {received.digest} exists already", hint="its digest is that of its manifest"
-        )
+        raise Conflict(f"the bundle {received.digest} exists already", hint="its digest is that of its manifest")
     return row
 
 

@@ -57,11 +57,7 @@ def claim(
     _require_registered(request, now=now, session=session)
     reasons = []
     for row, profile in _candidates(request, by=by, session=session):
-        if (
-            row.released_by == request.worker
-            and row.released_at
-            and now - row.released_at < PAUSE_AFTER_RELEASE
-        ):
+        if row.released_by == request.worker and row.released_at and now - row.released_at < PAUSE_AFTER_RELEASE:
             reasons.append(f"build {row.id}: this worker gave it back just now")
             continue
         misfits = "; ".join(waiting.misfits(row.spec, factors=row.factors, profile=profile))
@@ -169,9 +165,7 @@ def lease_lost(row: BuildRow) -> LeaseLost:
     )
 
 
-def _candidates(
-    request: ClaimRequest, *, by: Principal, session: Session
-) -> Iterator[tuple[BuildRow, Profile]]:
+def _candidates(request: ClaimRequest, *, by: Principal, session: Session) -> Iterator[tuple[BuildRow, Profile]]:
     if request.build is not None:
         row = rows.find_build(request.build, session)
         if row is not None and row.state is BuildState.QUEUED and by.sees(row.namespace):
@@ -225,9 +219,7 @@ def _issue(row: BuildRow, *, expires_at: datetime, now: datetime, session: Sessi
     )
 
 
-def _extend(
-    build: str, *, by: Principal, lease: timedelta, now: datetime, session: Session, **changes
-) -> RenewReply:
+def _extend(build: str, *, by: Principal, lease: timedelta, now: datetime, session: Session, **changes) -> RenewReply:
     row = find_own(build, by=by, session=session)
     if row.state is BuildState.CANCELLED and row.attempt == by.attempt:
         return RenewReply(lease_expires_at=now, stop=row.error.message if row.error else "cancelled")
@@ -250,9 +242,6 @@ def _keep_lines(build: str, lines: tuple[str, ...], *, now: datetime, session: S
     if len(lines) >= room:
         kept[-1] = f"[the log ends here: it may have {LINES_A_BUILD} lines]"
     rows.add_lines(
-        [
-            BuildLineRow(build=build, sequence=first + index, at=now, text=line)
-            for index, line in enumerate(kept)
-        ],
+        [BuildLineRow(build=build, sequence=first + index, at=now, text=line) for index, line in enumerate(kept)],
         session,
     )

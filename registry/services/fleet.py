@@ -80,17 +80,13 @@ def list_profiles(*, live_since: datetime, session: Session) -> ProfileListing:
     queued = build_rows.queued_by_profile(session)
     return ProfileListing(
         profiles=tuple(
-            ProfileView(
-                profile=profile, live_workers=live.get(profile.name, 0), queued=queued.get(profile.name, 0)
-            )
+            ProfileView(profile=profile, live_workers=live.get(profile.name, 0), queued=queued.get(profile.name, 0))
             for profile in rows.list_profiles(session)
         )
     )
 
 
-def _put_profile(
-    profile: Profile, *, worker: Name, live_since: datetime, now: datetime, session: Session
-) -> None:
+def _put_profile(profile: Profile, *, worker: Name, live_since: datetime, now: datetime, session: Session) -> None:
     row = rows.lock_profile(profile.name, session)
     if row is None:
         if rows.insert_profile(profile, now=now, session=session):
@@ -126,7 +122,5 @@ def _facts(profile: Profile) -> dict[str, object]:
     facts: dict[str, object] = {"capability": profile.capability, "threads": profile.threads}
     facts |= {name: getattr(profile.toolchain, name) for name in profile.toolchain.__struct_fields__}
     if profile.device is not None:
-        facts |= {
-            f"device.{name}": getattr(profile.device, name) for name in profile.device.__struct_fields__
-        }
+        facts |= {f"device.{name}": getattr(profile.device, name) for name in profile.device.__struct_fields__}
     return facts | {f"package {name}": version for name, version in profile.packages.items()}

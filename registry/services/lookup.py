@@ -42,9 +42,7 @@ UNSIGNED = Envelope(payload="", signatures=())
 """Around a pushed bundle, which only the worker that is to prove it may read."""
 
 
-def resolve(
-    namespace: Namespace, name: Name, target: str, *, by: Principal, session: Session
-) -> ResolveReply:
+def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, session: Session) -> ResolveReply:
     """The live bundles that a tag stands for, one a profile; or those of one digest, or several between commas.
 
     Raises TagNotFound or BundleNotFound, also for what `by` may not read, and BundleWithdrawn where nothing that the
@@ -62,9 +60,7 @@ def resolve(
         missing = bundle_not_found(digests[0])
     else:
         tag = Tag.parse(target)
-        missing = TagNotFound(
-            f"there is no {namespace}/{name}:{tag}", hint="search for bundles, or build one"
-        )
+        missing = TagNotFound(f"there is no {namespace}/{name}:{tag}", hint="search for bundles, or build one")
         if not by.may(Scope.READ, namespace):
             raise missing
         usable = {BundleState.LIVE}
@@ -109,21 +105,15 @@ def find(request: FindRequest, *, by: Principal, session: Session) -> FindReply:
     What lies in a namespace that `by` may not read is not found. Raises ProfileNotFound naming the known ones.
     """
     if len(request.specs) > MOST_SPECS:
-        raise InvalidInput(
-            f"wanted at most {MOST_SPECS} specs, found {len(request.specs)}", hint="ask several times"
-        )
-    profiles = {
-        name: get_profile(name, session) for name in dict.fromkeys(spec.profile for spec in request.specs)
-    }
+        raise InvalidInput(f"wanted at most {MOST_SPECS} specs, found {len(request.specs)}", hint="ask several times")
+    profiles = {name: get_profile(name, session) for name in dict.fromkeys(spec.profile for spec in request.specs)}
     asked = []
     for spec in request.specs:
         factors = factors_of(spec, profiles[spec.profile])
         asked.append((spec, factors, key_of(factors)))
     readable = [_asked(spec, key) for spec, _, key in asked if by.sees(spec.namespace)]
     newest = rows.newest_live(readable, session)
-    bundles = {
-        found.digest: _manifest_of(found) for found in rows.resolve_digests(set(newest.values()), session)
-    }
+    bundles = {found.digest: _manifest_of(found) for found in rows.resolve_digests(set(newest.values()), session)}
     live = build_rows.live_builds([one for one in readable if one not in newest], session)
     targets = []
     for spec, factors, key in asked:
@@ -221,9 +211,7 @@ def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
 def _parse_digests(target: str) -> tuple[Digest, ...]:
     digests = tuple(dict.fromkeys(Digest.parse(digest) for digest in target.split(",")))
     if len(digests) > MOST_DIGESTS:
-        raise InvalidInput(
-            f"wanted at most {MOST_DIGESTS} digests, found {len(digests)}", hint="ask several times"
-        )
+        raise InvalidInput(f"wanted at most {MOST_DIGESTS} digests, found {len(digests)}", hint="ask several times")
     return digests
 
 
@@ -244,9 +232,7 @@ def _may_resolve(found: rows.Resolved, namespace: Namespace, *, by: Principal, s
     return _reads(found.state, found.digest, namespace, by=by, session=session)
 
 
-def _reads(
-    state: BundleState, digest: Digest, namespace: Namespace, *, by: Principal, session: Session
-) -> bool:
+def _reads(state: BundleState, digest: Digest, namespace: Namespace, *, by: Principal, session: Session) -> bool:
     """Readers of the namespace read live and withdrawn bundles; the worker that proves a pushed one reads that one."""
     if state in (BundleState.LIVE, BundleState.WITHDRAWN):
         return by.may(Scope.READ, namespace)

@@ -31,7 +31,5 @@ def parse_cursor(text: str) -> tuple[datetime, Digest]:
     except ValueError:
         position = None
     if position is None or position.tzinfo is None:
-        raise InvalidInput(
-            f"wanted the `next` of a listing, found {text[:120]!r}", hint="pass it on as it was given"
-        )
+        raise InvalidInput(f"wanted the `next` of a listing, found {text[:120]!r}", hint="pass it on as it was given")
     return position, Digest.parse(digest)

@@ -1,7 +1,6 @@
 """What a manifest must be before it is signed: canonical, the answer to this build's question, and proven. Pure.
 
-The worker measured; what is checked here is that it measured everything, and that the measurements pass. Nothing
-goes live unqualified (design.md, section 4).
+What a proof must hold is said once, by `aot.proof`: nothing goes live unqualified (design.md, section 4).
 """
 
 from collections.abc import Iterator
@@ -11,16 +10,14 @@ import msgspec
 
 from aot.errors import InvalidInput, MalformedDocument, QualificationFailed
 from aot.keys import factors_of, key_of
+from aot.proof import faults_of
 from aot.schema.artifact import Artifact, Winner
 from aot.schema.codec import encode
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
 from aot.schema.manifest import Manifest, decode_manifest
-from aot.schema.recipe import Randomness, Route
 from aot.schema.spec import Spec
 from aot.select import REQUIRED_GUARDS
-
-CHECKED = "checked"
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,7 @@ def require_sound(manifest: Manifest) -> None:
         )
 
 
-def require_answer(
-    manifest: Manifest, *, spec: Spec, factors: tuple[Factor, ...], build_key: BuildKey
-) -> None:
+def require_answer(manifest: Manifest, *, spec: Spec, factors: tuple[Factor, ...], build_key: BuildKey) -> None:
     """Raises InvalidInput unless the manifest answers exactly this question."""
     wrong = [
         name
@@ -89,7 +84,7 @@ def require_same_artifacts(manifest: Manifest, pushed: Manifest) -> None:
 
 def require_proven(manifest: Manifest) -> None:
     """Raises QualificationFailed naming everything that is missing or did not pass."""
-    failures = list(_failures(manifest))
+    failures = list(faults_of(manifest))
     if failures:
         raise QualificationFailed(
             f"the bundle is not proven: {failures[0]}",
@@ -131,42 +126,3 @@ def _flaws(artifact: Artifact, manifest: Manifest) -> Iterator[str]:
     paths = [file.path for file in artifact.files]
     if len(set(paths)) != len(paths):
         yield "two of its files have the same path"
-
-
-def _failures(manifest: Manifest) -> Iterator[str]:
-    proof, recipe = manifest.qualification, manifest.spec.recipe
-    if (proof.profile, proof.torch) != (manifest.profile.name, manifest.profile.toolchain.torch):
-        yield f"it was proven on {proof.profile or 'no profile'} with torch {proof.torch or 'unknown'}"
-    if proof.start is None:
-        yield "no fresh process has loaded it"
-    else:
-        if proof.start.processes:
-            yield f"a fresh process started others: {', '.join(proof.start.processes[:5])}"
-        # The other routes load through the compiler's own cache code.
-        if proof.start.compiler_modules and all(found.route is Route.PACKAGE for found in manifest.artifacts):
-            yield f"a fresh process imported the compiler: {', '.join(proof.start.compiler_modules[:5])}"
-    if proof.recompiles:
-        yield f"it compiled again {proof.recompiles} times"
-    yield from _disagreements(manifest)
-    if recipe.require_faster and any(
-        speed.winner is not Winner.COMPILED for artifact in manifest.artifacts for speed in artifact.speeds
-    ):
-        yield "the recipe requires it to be faster than eager, and it is not at every point"
-
-
-def _disagreements(manifest: Manifest) -> Iterator[str]:
-    proof = manifest.qualification
-    for agreement in proof.agreements:
-        if not agreement.agrees:
-            yield (
-                f"artifact {agreement.artifact} at {agreement.point} differs from {agreement.reference} by "
-                f"{agreement.max_error:.3g}, eager by {agreement.eager_error:.3g}"
-            )
-    if proof.numerics != CHECKED:
-        if manifest.spec.recipe.random is not Randomness.UNCHECKED:
-            yield f"its numerics are {proof.numerics}, which the recipe does not allow"
-        return
-    compared = {agreement.artifact for agreement in proof.agreements}
-    for index in range(len(manifest.artifacts)):
-        if index not in compared:
-            yield f"artifact {index} was not compared with eager"

@@ -102,9 +102,7 @@ def resend_tickets(deps: Deps) -> tuple[str, ...]:
                 rows.update_build(row, session=session, waiting=reason)
             # Of two sweepers that read the same time, one moves it on.
             is_due = row.sent_at <= now - deps.settings.resend_after and profile.name in live
-            if is_due and rows.update_build(
-                row, session=session, also=BuildRow.sent_at == row.sent_at, sent_at=now
-            ):
+            if is_due and rows.update_build(row, session=session, also=BuildRow.sent_at == row.sent_at, sent_at=now):
                 due.append((queue_for(profile), row.id))
     for queue, build in due:
         try:

@@ -37,9 +37,7 @@ def move(
     by.require(Scope.TAG, namespace)
     bundle = find_bundle(request.bundle, session)
     if bundle is None or (bundle.namespace, bundle.name) != (namespace, name):
-        raise BundleNotFound(
-            f"there is no bundle {request.bundle} of {namespace}/{name}", hint="search for bundles"
-        )
+        raise BundleNotFound(f"there is no bundle {request.bundle} of {namespace}/{name}", hint="search for bundles")
     require_live(bundle)
     if request.expected is None:
         put(tag, bundle=bundle, now=now, session=session)

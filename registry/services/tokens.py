@@ -84,9 +84,7 @@ def authenticate(secret: str, *, now: datetime, session: Session) -> Principal:
     row = rows.find_token(digest, session)
     # The look-up compares hashes, of which a caller learns nothing by timing; the comparison here is constant-time.
     if row is None or not hmac.compare_digest(row.hash, digest) or (row.expires_at and row.expires_at <= now):
-        raise Unauthenticated(
-            "the bearer token is unknown or has expired", hint="set AOT_TOKEN to a valid token"
-        )
+        raise Unauthenticated("the bearer token is unknown or has expired", hint="set AOT_TOKEN to a valid token")
     return Principal(row.label, frozenset(row.scopes), row.namespaces, row.build, row.attempt)
 
 
@@ -103,9 +101,7 @@ def create(request: TokenRequest, *, by: Principal, now: datetime, session: Sess
         )
     seconds = request.expires_in_seconds
     if seconds is not None and not 0 < seconds <= 100 * 365 * 86400:
-        raise InvalidInput(
-            f"a token cannot expire in {seconds} seconds", hint="give a positive number of seconds"
-        )
+        raise InvalidInput(f"a token cannot expire in {seconds} seconds", hint="give a positive number of seconds")
     if by.namespaces and not (request.namespaces and set(request.namespaces) <= set(by.namespaces)):
         raise Forbidden(
             "the token would reach namespaces that its creator does not",

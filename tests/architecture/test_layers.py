@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"aot.errors", "aot.schema", "aot.keys", "aot.rules", "aot.select"}),
+    frozenset({"aot.errors", "aot.schema", "aot.keys", "aot.proof", "aot.rules", "aot.select"}),
     frozenset(
         {
             "aot.environment",

@@ -20,7 +20,6 @@ from tests.integration import compiled as builds
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.torch,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
 ]
 
 SOURCE = """

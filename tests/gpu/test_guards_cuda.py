@@ -10,10 +10,7 @@ from aot.errors import BindingFailed
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.guards import compile_check
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class Net(nn.Module):
@@ -45,7 +42,7 @@ def test_inputs_are_held_to_the_card_of_the_weights() -> None:
         compile_check(described.input_guards, described.inputs, device="cpu")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.gpu(cards=2)
 def test_another_card_is_a_miss() -> None:
     args = (torch.rand(4, 8, device="cuda:0"), torch.rand(4, device="cuda:0"))
     described = describe(export(Net().cuda().eval(), args), dimension_names={})

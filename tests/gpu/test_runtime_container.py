@@ -14,7 +14,6 @@ from tests.integration.runtime_builds import Program, built_program, inputs, see
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.torch,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
 ]
 
 OUT, AGAIN, NOTHING, ROWS, HIDDEN, GIVEN = range(6)

@@ -19,6 +19,7 @@ from aot.schema.artifact import (
     TensorMeta,
 )
 from aot.schema.digest import Digest
+from aot.schema.factor import Fingerprint
 from aot.schema.guard import InputGuard
 from aot.schema.profile import Profile
 from aot.schema.recipe import Dimension, Recipe
@@ -124,25 +125,38 @@ def a_call() -> CallSpec:
     )
 
 
-def write_handmade(place: Path, *faults: str, recipe: Recipe | None = None, **deviations: object) -> StoredBundle:
+def write_handmade(
+    place: Path,
+    *faults: str,
+    recipe: Recipe | None = None,
+    fingerprint: Fingerprint | None = None,
+    **deviations: object,
+) -> StoredBundle:
     """Write a bundle of one hand-written artifact with the given faults."""
     library = build_library(place / "build", *faults)
     artifact = describe_library(library, this_profile(), **deviations)
-    return _write(place, [(artifact, library)], recipe or Recipe())
+    return _write(place, [(artifact, library)], recipe or Recipe(), fingerprint)
 
 
 def write_two(place: Path, *, right: tuple[str, ...], wrong: tuple[str, ...]) -> StoredBundle:
     """Write a bundle of two artifacts: one for batch 1 to 32, and after it one for batch 4 alone."""
     wide, narrow = build_library(place / "wide", *right), build_library(place / "narrow", *wrong)
     only_four = a_coverage(kind=CoverageKind.BUCKET, dimensions=(Dimension(name="batch", low=4, high=4),))
+    four = describe_library(narrow, this_profile(), coverage=only_four)
+
+    def at_four(guard: InputGuard) -> InputGuard:
+        return altered(guard, low=4, high=4) if guard.kind == "range" else guard
+
     artifacts = [
         (describe_library(wide, this_profile()), wide),
-        (describe_library(narrow, this_profile(), coverage=only_four), narrow),
+        (altered(four, input_guards=tuple(map(at_four, four.input_guards))), narrow),
     ]
     return _write(place, artifacts, Recipe())
 
 
-def _write(place: Path, artifacts: list[tuple[Artifact, Path]], recipe: Recipe) -> StoredBundle:
+def _write(
+    place: Path, artifacts: list[tuple[Artifact, Path]], recipe: Recipe, fingerprint: Fingerprint | None = None
+) -> StoredBundle:
     profile = this_profile()
     manifest = a_manifest(
         a_spec("scaled", profile=profile.name, recipe=recipe),
@@ -151,7 +165,7 @@ def _write(place: Path, artifacts: list[tuple[Artifact, Path]], recipe: Recipe) 
         canaries=(),
         qualification=Qualification(),
         # Without factors nothing is compared: what the fingerprint is worth has tests of its own.
-        fingerprint=altered(a_fingerprint(), factors=()),
+        fingerprint=fingerprint or altered(a_fingerprint(), factors=()),
     )
     files = {artifact.files[0].digest: library for artifact, library in artifacts}
     return write_bundle(place / "bundle", manifest=manifest, files=files)

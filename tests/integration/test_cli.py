@@ -14,7 +14,7 @@ from aot.cli.pod import Report
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.state import BuildState
-from aot.schema.wire.builds import FailRequest
+from aot.schema.wire.builds import CancelRequest, FailRequest, ProgressRequest
 from aot.schema.wire.bundles import WithdrawRequest
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Scope
@@ -249,6 +249,23 @@ def test_a_failed_build_ends_with_its_workers_words(shell: Shell, tree: Path) ->
     assert shell.aot("wait", claim.build).code == 3
     shown = shell.aot("show", claim.build)
     assert (shown.code, "error     source-not-exportable" in shown.out) == (0, True)
+
+
+def test_show_ends_with_the_end_of_a_long_log(shell: Shell, tmp_path: Path) -> None:
+    spec = a_spec(name="talkative", profile=PROFILE.name, source=a_packed_source(tmp_path))
+    build = shell.service.submit(spec).build.id
+    claim = shell.service.claim(PROFILE.name, build=build)
+    said = [f"line {number}" for number in range(1, 1204)]
+    for begin in range(0, len(said), 400):
+        request = ProgressRequest(lines=tuple(said[begin : begin + 400]))
+        shell.service.call("report_progress", request, token=claim.token, build=build)
+    every = [f"  | {line}" for line in said]
+    assert shell.aot("show", build).err.splitlines() == [
+        "  (1003 earlier lines: --whole-log shows them)",
+        *every[-200:],
+    ]
+    assert shell.aot("show", build, "--whole-log").err.splitlines() == every
+    shell.service.call("cancel", CancelRequest(reason="seen"), build=build)
 
 
 def test_ctrl_c_leaves_the_build_and_says_how_to_go_on(shell: Shell, tree: Path) -> None:

@@ -73,10 +73,15 @@ def wait_until_gone(pids: list[int], *, seconds: float = STOP_SECONDS) -> list[i
     return [pid for pid in pids if is_alive(pid)]
 
 
-def start_up(data: Path, *options: str) -> "subprocess.Popen[str]":
+def environ_of(pid: int) -> dict[str, str]:
+    entries = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
+    return dict(entry.split("=", 1) for entry in entries)
+
+
+def start_up(data: Path, *options: str, **variables: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [*COMMAND, "up", "--data", str(data), "--port", "0", *options],
-        env=clean_environ(data.parent),
+        env=clean_environ(data.parent, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,9 +89,9 @@ def start_up(data: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 @contextlib.contextmanager
-def an_up(data: Path, *options: str) -> Iterator[Up]:
+def an_up(data: Path, *options: str, **variables: str) -> Iterator[Up]:
     """A service that has printed its lines; whatever is left of it at the end is killed."""
-    process = start_up(data, *options)
+    process = start_up(data, *options, **variables)
     up = Up(process, data, {})
     try:
         assert process.stdout is not None
@@ -148,6 +153,25 @@ def test_restarted_it_has_the_same_keys_tokens_and_data(tmp_path: Path) -> None:
         assert (secrets(), up.exports["AOT_TRUSTED_KEYS"]) == (before, keys)
         known = open_client(up.exports["AOT_URL"], before[0].strip()).list_profiles().profiles
         assert profile in [view.profile for view in known]
+
+
+def test_its_worker_does_not_see_what_is_the_registrys(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'other.sqlite3'}"
+    secrets = {"AOT_DATABASE_URL": database, "AWS_SECRET_ACCESS_KEY": "secret"}
+    with an_up(tmp_path / "data", **secrets) as up:
+        seen = {name: environ_of(pid) for name, pid in up.parts().items()}
+        assert secrets.items() <= seen["registry serve"].items()
+        assert not secrets.keys() & seen["worker"].keys()
+        assert seen["worker"]["AOT_TRUST_SOURCES"] == "default"
+
+
+def test_bound_to_an_address_that_others_reach_it_warns_and_trusts_nobody(tmp_path: Path) -> None:
+    with an_up(tmp_path / "data", "--host", "0.0.0.0") as up:
+        assert "AOT_TRUST_SOURCES" not in environ_of(up.parts()["worker"])
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended().err.splitlines()[0] == (
+            "bound to 0.0.0.0, which other machines may reach: tokens travel unencrypted, put TLS in front"
+        )
 
 
 def test_a_second_one_on_the_directory_is_refused(tmp_path: Path) -> None:

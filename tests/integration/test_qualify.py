@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aot.bundle import StoredBundle
 from aot.errors import CompileStopped, QualificationFailed
+from aot.proof import faults_of
 from aot.qualify import Proof, qualify
 from aot.runtime.constants import read_tensors
 from aot.runtime.synthetic import synthetic_tensor
@@ -148,6 +150,7 @@ def test_points_that_would_take_too_long_are_left_out_and_noted(tmp_path: Path) 
     assert {1, 2} <= tried
     assert 32 not in tried
     assert any("batch 32: not tried" in agreement.note for agreement in proof.qualification.agreements)
+    assert any("at batch 32: not tried" in gap for gap in proof.qualification.left_out)
 
 
 def test_the_proof_holds_without_a_sandbox_as_well(tmp_path: Path) -> None:
@@ -248,3 +251,14 @@ def test_each_coverage_is_proven_by_its_own_artifact(tmp_path: Path) -> None:
     with pytest.raises(QualificationFailed, match="comparisons with eager fail") as caught:
         prove(bundle, tmp_path)
     assert all("batch 4" in line for line in caught.value.details["differences"])
+
+
+def test_what_a_proof_measures_is_what_a_bundle_needs_to_go_live(tmp_path: Path) -> None:
+    bundle = write_handmade(tmp_path)
+    # No time at all: each artifact still gets its comparisons and one speed.
+    proof = prove(bundle, tmp_path, seconds=0.1)
+    proven = msgspec.structs.replace(
+        bundle.manifest, artifacts=proof.artifacts, qualification=proof.qualification, canaries=proof.canaries
+    )
+    assert faults_of(proven) == ()
+    assert any("no speed" in gap for gap in proof.qualification.left_out)

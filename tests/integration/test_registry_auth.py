@@ -75,9 +75,7 @@ def call(service: Service, name: str, token: str) -> Any:
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer  ", "Basic abc", "Bearer aot_unknown"])
-def test_every_endpoint_refuses_a_caller_without_a_known_token(
-    service: Service, name: str, header: str | None
-) -> None:
+def test_every_endpoint_refuses_a_caller_without_a_known_token(service: Service, name: str, header: str | None) -> None:
     path = ENDPOINTS[name].path
     for key, value in PLACES.items():
         path = path.replace(f"{{{key}}}", value)
@@ -196,9 +194,7 @@ def test_the_token_of_a_claim_works_for_that_build_while_that_attempt_holds_the_
 
 
 def test_a_created_token_does_what_was_asked_until_it_expires(service: Service) -> None:
-    request = TokenRequest(
-        label="ci", scopes=(Scope.READ,), namespaces=(Namespace("ours"),), expires_in_seconds=60
-    )
+    request = TokenRequest(label="ci", scopes=(Scope.READ,), namespaces=(Namespace("ours"),), expires_in_seconds=60)
     reply = service.call("create_token", request)
     assert (reply.expires_at - service.clock()).total_seconds() == 60
     assert service.call("list_builds", token=reply.token).builds == ()
@@ -222,9 +218,7 @@ def test_a_created_token_reaches_no_further_than_its_creator(service: Service) -
 @pytest.mark.parametrize(
     ("scopes", "seconds"), [((Scope.BUILD,), None), ((), None), ((Scope.READ,), 0), ((Scope.READ,), -1)]
 )
-def test_a_token_that_makes_no_sense_is_refused(
-    service: Service, scopes: tuple[Scope, ...], seconds: float
-) -> None:
+def test_a_token_that_makes_no_sense_is_refused(service: Service, scopes: tuple[Scope, ...], seconds: float) -> None:
     with pytest.raises(InvalidInput):
         service.call("create_token", TokenRequest(label="x", scopes=scopes, expires_in_seconds=seconds))
 

@@ -205,9 +205,7 @@ def test_builds_are_listed_by_what_is_asked(service: Service) -> None:
     assert [build.name for build in service.call("list_builds", token=limited).builds] == ["two"]
 
 
-@pytest.mark.parametrize(
-    "query", [{"limit": 0}, {"limit": 501}, {"limit": "x"}, {"state": "done"}, {"name": "A B"}]
-)
+@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 501}, {"limit": "x"}, {"state": "done"}, {"name": "A B"}])
 def test_questions_that_make_no_sense_are_refused(service: Service, query: dict) -> None:
     with pytest.raises(InvalidInput):
         service.call("list_builds", query=query)
@@ -228,9 +226,7 @@ def test_a_cancelled_build_stops_its_worker_and_stays_cancelled(service: Service
     assert again.error == view.error
     reply = service.call("renew", token=claim.token, build=claim.build)
     assert reply.stop == "cancelled by test: wrong weights"
-    reply = service.call(
-        "report_progress", ProgressRequest(lines=("late",)), token=claim.token, build=claim.build
-    )
+    reply = service.call("report_progress", ProgressRequest(lines=("late",)), token=claim.token, build=claim.build)
     assert reply.stop is not None
     with pytest.raises(BuildFinished):
         service.publish(claim)

@@ -96,9 +96,7 @@ def test_links_lead_to_the_blobs_asked_for(service: Service) -> None:
         return service.call("get_download_links", DownloadLinksRequest(digests=digests), digest=digest).links
 
     assert {link.digest for link in ask()} == {blob.digest for blob in manifest.blobs}
-    assert [(link.digest, link.size_bytes) for link in ask(kernel.digest)] == [
-        (kernel.digest, kernel.size_bytes)
-    ]
+    assert [(link.digest, link.size_bytes) for link in ask(kernel.digest)] == [(kernel.digest, kernel.size_bytes)]
     with pytest.raises(BlobNotFound):
         ask(kernel.digest, Digest.of(b"stranger"))
     # The source is the submitter's: it is no blob of the bundle.
@@ -109,9 +107,7 @@ def test_links_lead_to_the_blobs_asked_for(service: Service) -> None:
 def test_the_pod_s_two_requests_are_one_query_each_besides_the_token_s(service: Service) -> None:
     digest = service.published(a_spec(), tags=("v1", "v2")).bundle
     statements = []
-    event.listen(
-        service.deps.sessions.engine, "before_cursor_execute", lambda *args: statements.append(args[2])
-    )
+    event.listen(service.deps.sessions.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     resolve(service, "v1")
     assert len([text for text in statements if text.startswith("SELECT")]) == 2
     statements.clear()
@@ -215,9 +211,7 @@ def test_find_answers_many_specs_at_once(service: Service) -> None:
     building = service.submit(a_spec("second")).build
     specs = (a_spec(), a_spec("second"), a_spec("third"), a_spec(recipe=Recipe(fullgraph=False)))
     targets = service.call("find", FindRequest(specs=specs)).targets
-    assert [target.build_key for target in targets] == [
-        key_of(factors_of(spec, a_profile())) for spec in specs
-    ]
+    assert [target.build_key for target in targets] == [key_of(factors_of(spec, a_profile())) for spec in specs]
     assert targets[0].factors == factors_of(a_spec(), a_profile())
     assert [target.bundle.digest if target.bundle else None for target in targets] == [
         live.bundle,
@@ -287,9 +281,7 @@ def test_search_goes_page_by_page_newest_first(service: Service) -> None:
         if after is None:
             break
     assert sorted(bundle.digest for bundle in seen) == sorted(published)
-    assert [bundle.created_at for bundle in seen] == sorted(
-        (bundle.created_at for bundle in seen), reverse=True
-    )
+    assert [bundle.created_at for bundle in seen] == sorted((bundle.created_at for bundle in seen), reverse=True)
 
 
 @pytest.mark.parametrize("after", ["x", "2026-01-01T00:00:00~sha256:0", "2026-01-01T00:00:00+00:00~x"])

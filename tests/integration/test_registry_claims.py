@@ -59,9 +59,7 @@ def test_the_build_of_the_ticket_comes_first_then_priority_then_age(service: Ser
         service.clock.advance(1)
         order.append(service.submit(a_spec(name), priority=priority).build.id)
     old, urgent, ticket, new = order
-    claimed = [service.claim("cpu-v3", build=ticket).build] + [
-        service.claim("cpu-v3").build for _ in range(3)
-    ]
+    claimed = [service.claim("cpu-v3", build=ticket).build] + [service.claim("cpu-v3").build for _ in range(3)]
     assert claimed == [ticket, urgent, old, new]
     assert service.ask("cpu-v3").waiting == "no build waits for cpu-v3"
 
@@ -84,9 +82,7 @@ def test_a_worker_gets_builds_of_its_own_profiles_only(service: Service) -> None
 
 
 @pytest.mark.parametrize("profiles", [("h100",), (), ("cpu-v3", "h100")])
-def test_a_worker_claims_for_profiles_that_it_has_registered(
-    service: Service, profiles: tuple[str, ...]
-) -> None:
+def test_a_worker_claims_for_profiles_that_it_has_registered(service: Service, profiles: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput, match="registered are cpu-v3"):
         service.ask(*profiles)
 
@@ -192,9 +188,7 @@ def test_a_released_build_waits_for_others_first_and_costs_no_attempt(service: S
     service.register(a_profile(), worker="worker-2")
     claim = service.claim("cpu-v3")
     for _ in range(2):  # a reply may get lost
-        view = service.call(
-            "release", ReleaseRequest(reason="shutting down"), token=claim.token, build=claim.build
-        )
+        view = service.call("release", ReleaseRequest(reason="shutting down"), token=claim.token, build=claim.build)
         assert (view.state, view.waiting) == (BuildState.QUEUED, "worker-1 gave it back: shutting down")
     assert "gave it back just now" in service.ask("cpu-v3").waiting
     assert service.sweep().resent == (claim.build,)

@@ -96,9 +96,7 @@ def test_models_and_migrations_make_the_same_schema_here_too(database_url: str) 
     assert at_head(sessions)
     with sessions.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Row.metadata) == []
-        indexes = connection.execute(
-            text("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'builds'")
-        )
+        indexes = connection.execute(text("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'builds'"))
         defined = dict(indexes.all())
     sessions.close()
     assert "UNIQUE" in defined["uq_builds_live_key"] and "requalify IS NULL" in defined["uq_builds_live_key"]

@@ -72,9 +72,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], data_dir: Path, port: int
 
 
 def get(port: int, path: str, token: str) -> dict:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {token}"}
-    )
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=5) as answer:
         return json.load(answer)
 
@@ -147,6 +145,21 @@ def test_a_signing_key_that_others_can_read_ends_it(tmp_path: Path) -> None:
     (tmp_path / "signing.key").chmod(0o644)
     ended = run(tmp_path, "serve")
     assert (ended.returncode, "may be used by others" in ended.stderr) == (2, True)
+
+
+def test_keys_prints_what_to_trust_from_the_key_files_alone(tmp_path: Path) -> None:
+    from aot.trust import SigningKey, TrustedKeys
+
+    paths = [tmp_path / "old.key", tmp_path / "new.key"]
+    keys = [SigningKey.generate() for _ in paths]
+    for key, path in zip(keys, paths, strict=True):
+        key.save(path)
+    away = f"postgresql+psycopg://x@127.0.0.1:{free_port()}/x"
+    ended = run(tmp_path, "keys", AOT_SIGNING_KEYS=":".join(map(str, paths)), AOT_DATABASE_URL=away)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert tuple(TrustedKeys.parse(ended.stdout)) == tuple(key.public for key in keys)
+    paths[1].chmod(0o644)
+    assert run(tmp_path, "keys", AOT_SIGNING_KEYS=str(paths[1])).returncode == 2
 
 
 def test_a_database_that_does_not_answer_ends_it_as_unavailable(tmp_path: Path) -> None:

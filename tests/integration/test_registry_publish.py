@@ -113,6 +113,7 @@ def test_a_tag_moves_to_the_bundle_that_is_published_last(service: Service) -> N
             a_qualification(start=a_start_proof(compiler_modules=("torch._inductor",))),
             "imported the compiler",
         ),
+        (a_qualification(start=a_start_proof(counted_by="polling")), "counted by polling, wanted ptrace"),
         (a_qualification(recompiles=1), "compiled again 1 times"),
         (a_qualification(agreements=()), "artifact 0 was not compared with eager"),
         (a_qualification(agreements=(an_agreement(artifact=1),)), "artifact 0 was not compared with eager"),
@@ -244,9 +245,7 @@ def test_the_outputs_of_a_canary_are_blobs_of_the_bundle(service: Service) -> No
     reply = service.publish(claim, a_manifest(canaries=canaries))
     from aot.schema.wire.blobs import DownloadLinksRequest
 
-    links = service.call(
-        "get_download_links", DownloadLinksRequest(digests=(expected.digest,)), digest=reply.bundle
-    )
+    links = service.call("get_download_links", DownloadLinksRequest(digests=(expected.digest,)), digest=reply.bundle)
     assert service.http.get(links.links[0].url).content == b"outputs"
 
 
@@ -275,7 +274,8 @@ def test_equal_blobs_of_two_artifacts_are_uploaded_and_linked_once(service: Serv
     service.submit(a_spec())
     claim = service.claim("cpu-v3")
     exact = an_artifact(coverage=a_coverage(kind=CoverageKind.EXACT))
-    proof = a_qualification(agreements=(an_agreement(), an_agreement(artifact=1)))
+    of_both = [an_agreement(artifact=index, variant=variant) for index in (0, 1) for variant in ("", "second call")]
+    proof = a_qualification(agreements=tuple(of_both))
     manifest = a_manifest(artifacts=(an_artifact(), exact), qualification=proof)
     assert service.upload(manifest.blobs, token=claim.token) == [a_file().digest]
     assert service.publish(claim, manifest).state is BundleState.LIVE

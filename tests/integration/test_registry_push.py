@@ -61,9 +61,7 @@ def test_a_pushed_bundle_is_seen_by_nobody_but_the_worker_that_is_to_prove_it(se
     place = {"namespace": "default", "name": "mini", "target": claim.requalify}
     [pending] = service.call("resolve", token=claim.token, **place).bundles
     assert (pending.manifest, pending.envelope.signatures) == (manifest_text(UNPROVEN)[0], ())
-    links = service.call(
-        "get_download_links", DownloadLinksRequest(), token=claim.token, digest=claim.requalify
-    ).links
+    links = service.call("get_download_links", DownloadLinksRequest(), token=claim.token, digest=claim.requalify).links
     assert [service.http.get(link.url).content for link in links] == [BYTES[a_file().digest]]
 
 
@@ -91,9 +89,7 @@ def test_pushing_what_is_live_is_answered_with_it(service: Service) -> None:
 
 
 @pytest.mark.parametrize("ending", ["fail", "cancel"])
-def test_a_pushed_bundle_that_is_not_proven_is_rejected_and_may_be_pushed_again(
-    service: Service, ending: str
-) -> None:
+def test_a_pushed_bundle_that_is_not_proven_is_rejected_and_may_be_pushed_again(service: Service, ending: str) -> None:
     pushed = service.push(UNPROVEN)
     claim = service.claim("cpu-v3")
     if ending == "fail":

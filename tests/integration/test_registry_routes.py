@@ -30,9 +30,9 @@ def test_the_route_table_equals_the_endpoints(service: Service) -> None:
 def test_every_route_that_is_not_in_the_table_says_that_it_is_public(service: Service) -> None:
     for route in service.http.app.routes:
         for handler in route.route_handlers:
-            assert ("endpoint" in handler.opt) != bool(
-                handler.opt.get("exclude_from_auth")
-            ) or "OPTIONS" in getattr(handler, "http_methods", ())
+            assert ("endpoint" in handler.opt) != bool(handler.opt.get("exclude_from_auth")) or "OPTIONS" in getattr(
+                handler, "http_methods", ()
+            )
 
 
 def test_the_description_names_every_endpoint_with_its_types_and_the_bearer_scheme(service: Service) -> None:

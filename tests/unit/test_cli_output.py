@@ -14,7 +14,7 @@ from aot.errors import BuildFailed, DigestMismatch, InvalidInput, InvalidName, L
 from aot.schema.environment import Environment
 from aot.schema.wire.errors import ErrorBody
 from aot.select import select
-from tests.builders import a_gpu, a_manifest, a_node, an_artifact, an_environment, manifest_text
+from tests.builders import a_gpu, a_manifest, a_node, a_qualification, an_artifact, an_environment, manifest_text
 
 
 def test_an_error_says_what_was_found_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +133,12 @@ def test_a_bundle_reads_well() -> None:
         "numerics   2 comparisons agree",
     ):
         assert part in text, part
+
+
+def test_gaps_of_a_proof_are_shown() -> None:
+    gap = "whole program [batch 1..32] at batch 32: not tried"
+    manifest = a_manifest(qualification=a_qualification(left_out=(gap,)))
+    assert manifest_lines(manifest, manifest_text(manifest)[1])[-1] == f"left out   {gap}"
 
 
 def test_a_list_is_narrowed_by_what_is_given() -> None:

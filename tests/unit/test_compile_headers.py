@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from aot.compile import run
 from aot.compile.headers import SharedCaches
+from aot.compile.layout import Layout
 from aot.compile.torch_inductor import share_headers
+from aot.errors import CompileStopped
 from tests.builders import a_profile, a_toolchain
 
 
@@ -61,6 +64,40 @@ def test_a_second_builder_waits_for_the_first(tmp_path: Path) -> None:
     assert len(calls) == 1
     assert len(set(found)) == 1
     assert (found[0] / "abc.h.gch").read_bytes() == b"compiled"
+
+
+def test_who_waits_says_so_once_and_stops_when_told(tmp_path: Path) -> None:
+    shared, begun, go_on = SharedCaches(tmp_path), threading.Event(), threading.Event()
+
+    def make(scratch: Path) -> Path:
+        begun.set()
+        assert go_on.wait(20)
+        return maker([])(scratch)
+
+    first = threading.Thread(target=shared.ensure, args=(a_profile(), make))
+    first.start()
+    assert begun.wait(20)
+    waits, asked = [], iter([None, None, "the lease ran out"])
+    try:
+        with pytest.raises(CompileStopped, match="the lease ran out"):
+            shared.ensure(a_profile(), maker([]), on_wait=lambda: waits.append(1), should_stop=lambda: next(asked))
+    finally:
+        go_on.set()
+        first.join()
+    assert waits == [1]
+    assert shared.ensure(a_profile(), maker([]), on_wait=lambda: waits.append(2)).is_dir()
+    assert waits == [1], "a lock that is free is not waited for"
+
+
+def test_the_first_build_on_a_machine_tells_of_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_job(job: object, layout: Layout, **options: object) -> None:
+        maker([])(layout.scratch / "build")
+
+    monkeypatch.setattr(run, "run_job", run_job)
+    events: list[object] = []
+    for _ in range(2):
+        run.ensure_headers(tmp_path, a_profile(), sandbox=None, on_event=events.append)
+    assert events == [{"phase": "loading", "step": "headers: first build on this machine"}], "the second has them"
 
 
 def test_a_failure_leaves_nothing_and_the_next_one_tries_again(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from aot.compile.host import capability_of, host_guards, route_facts
 from aot.compile.options import inductor_settings
 from aot.compile.toolchain import observe_toolchain
+from aot.environment import Host, observe_container
 from aot.errors import BackendFailed, InvalidConfig
 from aot.facts.elf import EM_CUDA
 from aot.rules import RULES
@@ -105,6 +106,29 @@ def test_the_toolchain_is_read_without_importing_torch() -> None:
     import torch
 
     assert printed.strip() == torch.__version__
+
+
+def a_site(tmp_path: Path, **packages: str) -> Host:
+    """A host whose packages have these files, named `package_file`."""
+    for name, text in packages.items():
+        package, _, module = name.partition("_")
+        (tmp_path / "site" / package).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / package / "__init__.py").touch()
+        (tmp_path / "site" / package / f"{module or '__init__'}.py").write_text(text)
+    return Host(packages=(str(tmp_path / "site"),))
+
+
+def test_a_bundle_is_made_for_the_versions_that_a_pod_observes(tmp_path: Path) -> None:
+    version = '__version__ = "2.11.0+cu130"\ncuda: Optional[str] = "13.0"\n'
+    host = a_site(tmp_path, torch_version=version, triton="__version__ = '3.6.0'\n")
+    toolchain, pod = observe_toolchain(host=host).toolchain, observe_container(host)
+    assert (toolchain.torch, toolchain.cuda, toolchain.triton) == ("2.11.0+cu130", "13.0", "3.6.0")
+    assert (toolchain.torch, toolchain.cuda, toolchain.triton) == (pod.torch, pod.cuda, pod.triton)
+
+
+def test_a_machine_without_torch_can_compile_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="torch is not installed"):
+        observe_toolchain(host=a_site(tmp_path))
 
 
 def test_the_compiler_is_the_first_on_the_path_with_its_full_version(tmp_path: Path) -> None:

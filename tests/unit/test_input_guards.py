@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 from aot.errors import BindingFailed
-from aot.runtime.guards import Check, compile_check, find_faults, unknown_kinds
+from aot.runtime.guards import Check, compile_check, find_faults
 from aot.schema.artifact import TensorMeta
 from aot.schema.guard import InputGuard
 
@@ -245,12 +245,6 @@ def test_names_that_torch_does_not_have_are_faults() -> None:
     cuda = [InputGuard(kind=g.kind, input=0, value="cuda") if g.kind == "device" else g for g in a_matrix()]
     with pytest.raises(BindingFailed, match="inputs on cuda, the weights are on cpu"):
         a_check(cuda)
-
-
-def test_unknown_kinds_are_a_value() -> None:
-    guards = [*a_matrix(), InputGuard(kind="moon-phase"), InputGuard(kind="moon-phase"), InputGuard(kind="tide")]
-    assert unknown_kinds(guards) == ("moon-phase", "tide")
-    assert unknown_kinds(a_matrix()) == ()
 
 
 @pytest.mark.parametrize(("inputs", "budget_us"), [(2, 3.0), (8, 8.0)])

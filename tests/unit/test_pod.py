@@ -30,15 +30,18 @@ from aot.runtime.compiled import CompiledModel, Fallback
 from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.lock import Lock, LockEntry, encode_lock
-from aot.schema.spec import File
+from aot.schema.manifest import Canary, Manifest
+from aot.schema.spec import Blob, File
 from aot.schema.wire.workers import Outcome
 from aot.trust import SigningKey
 from tests.builders import (
     a_file,
+    a_gpu_profile,
     a_manifest,
     a_node,
     a_profile,
     a_spec,
+    a_toolchain,
     an_artifact,
     an_environment,
     manifest_text,
@@ -58,15 +61,19 @@ class Loads:
     fails: BaseException | None = None
     bundles: list[Digest] = field(default_factory=list)
     content: list[bytes] = field(default_factory=list)
+    views: list[Path] = field(default_factory=list)
 
     def __call__(
-        self, manifest, digest, live, *, selection, locate: Callable[[File], Path], view, fallback, reference
+        self, manifest, digest, live, *, selection, locate: Callable[[File], Path], view, fallback, reference, canary
     ) -> CompiledModel:
         if self.fails is not None:
             raise self.fails
         self.bundles.append(digest)
         files = [file for index in selection.artifacts for file in manifest.artifacts[index].files]
+        if canary:
+            files += [file for one in manifest.canaries for file in one.expected]
         self.content += [locate(file).read_bytes() for file in files]
+        self.views += [view(manifest.artifacts[index]) for index in selection.artifacts]
         return CompiledModel(
             live, (), fallback=fallback, reference=reference, bundle=digest, selection=selection, reasons=("stub",)
         )
@@ -124,6 +131,28 @@ def test_what_fits_is_fetched_verified_and_loaded(simulator: RegistrySimulator, 
     digest = simulator.add(a_manifest())
     model = load(config)
     assert (model.bundle, loads.bundles, loads.content) == (digest, [digest], [b"\x7fELF library"])
+
+
+def test_the_view_shows_the_verified_bytes_after_a_blob_was_damaged_in_place(
+    simulator: RegistrySimulator, config: Config, loads: Loads
+) -> None:
+    simulator.add(a_manifest())
+    load(config)
+    [before] = loads.views
+    library = before / "lib/model.so"
+    library.chmod(0o644)
+    library.write_bytes(b"\x7fELF librarx")  # the blob as well: it is the same file
+    load(config)
+    assert library.read_bytes() == b"\x7fELF library"
+
+
+def test_the_files_of_a_canary_are_fetched_where_one_is_asked_for(
+    simulator: RegistrySimulator, config: Config, loads: Loads
+) -> None:
+    expected = (a_file("canary/0/inputs.safetensors", b"inputs"), a_file("canary/0/outputs.safetensors", b"outputs"))
+    simulator.add(a_manifest(canaries=(Canary(artifact=0, seed=1, point={}, expected=expected),)))
+    assert load(replace(config, canary=True)).bundle is not None
+    assert loads.content == [b"\x7fELF library", b"inputs", b"outputs"]
 
 
 def nothing(simulator: RegistrySimulator) -> None:
@@ -295,24 +324,88 @@ def test_offline_means_that_nothing_is_asked(simulator: RegistrySimulator, confi
     assert simulator.sent == []
 
 
-# Receipts
+def test_a_bundle_that_cannot_be_used_does_not_take_the_others_along(
+    simulator: RegistrySimulator, config: Config, loads: Loads
+) -> None:
+    other = a_manifest(a_spec(profile="h100"), profile=a_gpu_profile())
+    refused = simulator.add(other, key=SigningKey.generate())
+    digest = simulator.add(a_manifest())
+    model = load(config)
+    assert (model.bundle, loads.bundles, model.reasons) == (digest, [digest], ("stub",))
+    for selection in (model.selection, pod.explain("mini", config=config, environment=an_environment())):
+        assert selection is not None
+        assert [one.bundle for one in selection.refusals] == [refused]
+        assert any("signed by" in reason for reason in selection.reasons)
+
+
+def test_where_nothing_fits_what_was_refused_is_among_the_reasons(simulator: RegistrySimulator, config: Config) -> None:
+    simulator.add(a_manifest(), key=SigningKey.generate())
+    simulator.add(a_manifest(a_spec(profile="h100"), profile=a_gpu_profile()))
+    reasons = load(config).reasons
+    assert any("cuda:sm_90" in one for one in reasons) and any("signed by" in one for one in reasons)
+
+
+# Afterwards
+
+
+class AtOnce:
+    """A timer that waits no longer than until it is started; `held`: until it is told to."""
+
+    held = False
+    waiting: list[Callable[[], None]]
+
+    def __init__(self, seconds: float, function: Callable[[], None]) -> None:
+        self._function = function
+        self.daemon = False
+
+    def start(self) -> None:
+        assert self.daemon, "it must not keep the process"
+        if self.held:
+            self.waiting.append(self._function)
+        else:
+            self._function()
 
 
 @pytest.fixture
-def receipts(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+def timer(monkeypatch: pytest.MonkeyPatch) -> type[AtOnce]:
+    kind = type("Timer", (AtOnce,), {"waiting": []})
+    monkeypatch.setattr(pod.threading, "Timer", kind)
+    return kind
+
+
+@pytest.fixture
+def receipts(config: Config, timer: type[AtOnce]) -> Config:
     """The same configuration, with receipts that are sent at once."""
-
-    class AtOnce:
-        daemon = False
-
-        def __init__(self, seconds: float, function: Callable[[], None]) -> None:
-            self._function = function
-
-        def start(self) -> None:
-            self._function()
-
-    monkeypatch.setattr(pod.threading, "Timer", AtOnce)
     return replace(config, receipts=True)
+
+
+def test_a_load_that_fetched_makes_room_again_after_it_and_keeps_what_it_loaded(
+    simulator: RegistrySimulator, config: Config, timer: type[AtOnce]
+) -> None:
+    cache = LocalCache(config.cache_dir)
+    older = Blob(digest=Digest.of(b"another model"), size_bytes=13)
+    cache.ensure(older, lambda writer: writer.write(b"another model"))
+    simulator.add(a_manifest())
+    timer.held = True
+    assert load(replace(config, cache_bytes=1)).bundle is not None
+    assert cache.path_of(older.digest) is not None, "nothing is removed in the way of the first output"
+    [task] = timer.waiting
+    task()
+    assert cache.path_of(older.digest) is None
+    assert cache.path_of(a_file().digest) is not None
+
+
+def test_a_load_that_fetched_nothing_does_not_look_for_what_to_remove(
+    simulator: RegistrySimulator, config: Config, timer: type[AtOnce]
+) -> None:
+    simulator.add(a_manifest())
+    load(config)
+    timer.held = True
+    load(config)
+    assert timer.waiting == []
+
+
+# Receipts
 
 
 def test_a_receipt_tells_of_the_load(simulator: RegistrySimulator, receipts: Config) -> None:
@@ -392,6 +485,25 @@ def test_pull_in_an_init_container_leaves_the_decision_to_load(simulator: Regist
     assert (pulled.bundle, pulled.selection.undecided) == (digest, True)
     [pulled] = pod.pull("mini", config=config, same_container=True)
     assert (pulled.bundle, pulled.selection.undecided) == (digest, False)
+
+
+def a_release(release: str, content: bytes) -> Manifest:
+    """The bundle of model mini for one release of torch."""
+    toolchain = a_toolchain(torch=release)
+    profile = a_profile(f"cpu-{release.replace('.', '-').replace('+', '-')}", toolchain=toolchain)
+    artifact = an_artifact(torch=release, files=(a_file(content=content),))
+    return a_manifest(a_spec(profile=profile.name), profile=profile, artifacts=(artifact,))
+
+
+def test_pull_in_an_init_container_fetches_every_bundle_that_may_be_the_best(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    manifests = [a_release("2.11.0+cpu", b"\x7fELF 2.11"), a_release("2.13.0+cpu", b"\x7fELF 2.13")]
+    digests = [simulator.add(manifest) for manifest in manifests]
+    [pulled] = pod.pull("mini", config=replace(config, cache_bytes=1))
+    assert sorted((pulled.bundle, *pulled.selection.alternatives)) == sorted(digests)
+    simulator.unreachable = True
+    assert load(config).bundle == digests[1], "an_environment has torch 2.13"
 
 
 def test_pull_for_another_host_takes_what_fits_there(simulator: RegistrySimulator, config: Config) -> None:

@@ -146,3 +146,14 @@ def test_without_a_wider_reference_eager_itself_is_the_measure() -> None:
     eager = a_reference().float()
     assert compare(eager, (eager.double() + noise(3) * 1e-6).float(), eager).agrees
     assert not compare(eager, (eager.double() + noise(3) * 1e-3).float(), eager).agrees
+
+
+def test_where_the_reference_is_not_finite_eager_is_the_measure() -> None:
+    eager, wrong = a_reference().float(), a_reference().float()
+    wrong[0, 0] += 99.0
+    nothing = torch.full(SHAPE, float("nan"), dtype=torch.float64)
+    assert compare(eager, eager.clone(), nothing).agrees
+    assert not compare(eager, wrong, nothing).agrees
+    partly = a_reference()
+    partly[0, 0] = float("inf")
+    assert not compare(eager, wrong, partly).agrees

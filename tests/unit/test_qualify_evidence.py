@@ -10,7 +10,15 @@ from aot.qualify.crash import STATIC_LIBSTDCXX, with_hint
 from aot.qualify.imports import compiler_modules, read_imports
 from aot.qualify.job import Case, Claim, Compared, Omission, SpeedClaim, Task
 from aot.qualify.start_proof import extra_processes, prove_start
-from aot.qualify.verdict import agreements_of, check_claim, count_misses, refuse_differences, refuse_misses, with_speeds
+from aot.qualify.verdict import (
+    agreements_of,
+    check_claim,
+    count_misses,
+    list_omissions,
+    refuse_differences,
+    refuse_misses,
+    with_speeds,
+)
 from aot.sandbox import ChildExit, CountedBy, ExitKind, ProcessCount, Program, SandboxKind
 from aot.schema.artifact import Winner
 from aot.schema.codec import encode
@@ -229,6 +237,18 @@ def test_what_was_left_out_is_noted_at_its_point_or_at_the_last_one() -> None:
     compared = {case.file: Compared(file=case.file, agrees=True) for case in claim.cases}
     notes = [agreement.note for agreement in agreements_of(claim, compared, ARTIFACTS)]
     assert notes == ["batch 1: only one call", "batch 32: not tried"]
+    assert list_omissions(claim, ARTIFACTS) == (
+        "whole program [batch 1..32] at batch 1: only one call",
+        "whole program [batch 1..32] at batch 32: not tried",
+    )
+
+
+def test_what_a_child_says_it_left_out_is_cut_and_must_name_an_artifact() -> None:
+    strange = Omission(artifacts=(7,), point={}, reason="not ours")
+    claim = Claim(omissions=(strange, *(Omission(artifacts=(0,), point={}, reason="x" * 9999) for _ in range(300))))
+    listed = list_omissions(claim, ARTIFACTS)
+    assert max(map(len, listed)) == 300
+    assert len(listed) == 200 and listed[-1] == "and 101 more"
 
 
 def test_a_case_that_nobody_compared_does_not_agree() -> None:

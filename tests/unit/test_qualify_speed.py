@@ -51,6 +51,15 @@ def test_calls_too_slow_for_the_time_granted_are_not_measured() -> None:
     assert measure({}, sleeping(0.05), sleeping(0.05), device=CPU, seconds=0.01) is None
 
 
+def test_a_speed_that_is_required_is_measured_by_few_calls_however_slow() -> None:
+    log: list[str] = []
+    contenders = sleeping(0.03, log, "e"), sleeping(0.02, log, "c")
+    found = measure({}, *contenders, device=CPU, seconds=0.001, required=True)
+    assert found is not None
+    assert (found.winner, found.eager.calls) == (Winner.COMPILED, speed.FEWEST_SLOW_CALLS)
+    assert len(log) == 2 + 2 * speed.FEWEST_SLOW_CALLS + 2, "one to see, the measured ones, one for the memory"
+
+
 def busy(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process look as if it was taken off its core `rate` times a second."""
     monkeypatch.setattr(speed, "_involuntary_switches", lambda: int(time.perf_counter() * rate))

@@ -7,7 +7,16 @@ import structlog
 from litestar import Litestar, get
 from litestar.testing import TestClient
 
-from aot.errors import AotError, BlobMissing, RateLimited, Unauthenticated, Unavailable, error_classes
+from aot.errors import (
+    AotError,
+    BlobMissing,
+    InvalidConfig,
+    InvalidInput,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+    error_classes,
+)
 from aot.schema.codec import decode
 from aot.schema.wire.errors import ErrorBody
 from registry.api.errors import HANDLERS, STATUS, answer, status_of
@@ -30,6 +39,12 @@ def test_what_is_retried_is_exactly_what_says_so() -> None:
 
 def test_only_what_no_registry_raises_counts_as_its_fault() -> None:
     assert sorted({status for status in STATUS.values() if status >= 500}) == [500, 503]
+
+
+def test_a_registry_whose_store_refuses_it_is_at_fault_and_not_its_caller() -> None:
+    refused = answer(InvalidConfig("the object store refuses this registry", hint="check its rights"))
+    assert refused.status_code == 500
+    assert status_of(InvalidInput) == 400
 
 
 def test_headers_say_what_to_do() -> None:

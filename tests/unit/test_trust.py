@@ -141,7 +141,7 @@ def test_a_signed_payload_that_is_no_statement_is_refused(payload):
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_every_flipped_bit_of_payload_or_signature_is_noticed(position, bit):
     envelope = sign(STATEMENT, OLD)
-    payload, signature = envelope.payload_bytes, base64.b64decode(envelope.signatures[0].sig)
+    payload, signature = base64.b64decode(envelope.payload), base64.b64decode(envelope.signatures[0].sig)
     both = bytearray(payload + signature)
     both[position % len(both)] ^= 1 << bit
     changed = Envelope(

@@ -34,7 +34,7 @@ class Stand:
         self.stopping = threading.Event()
 
     def attempt(self) -> Attempt:
-        return Attempt(self.client, self.claim, stopping=self.stopping)
+        return Attempt(self.client, self.claim, asked_at=time.monotonic(), stopping=self.stopping)
 
     def log(self) -> list[str]:
         return [line.text for line in self.client.get_build_log(self.build, limit=5000).lines]
@@ -262,6 +262,34 @@ def test_a_registry_that_hangs_does_not_hold_the_end_of_the_attempt(
         assert waiting.wait(2)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("endpoint", ["renew", "progress"])
+def test_the_lease_is_counted_from_before_the_request_that_extends_it(stand: Stand, endpoint: str) -> None:
+    send, answered = stand.transport.send, threading.Event()
+    delay = 0.6 * stand.claim.lease_seconds
+
+    def sent(method: str, url: str, **options: Any) -> Any:
+        if answered.is_set() or not url.endswith(f"/{endpoint}"):
+            raise RegistryUnreachable("could not reach the registry")
+        reply = send(method, url, **options)  # the registry counts from here
+        time.sleep(delay)  # and its answer is slow
+        answered.set()
+        return reply
+
+    stand.transport.send = sent  # type: ignore[method-assign]
+    with stand.attempt() as attempt:
+        if endpoint == "progress":
+            attempt.on_event({"line": "x"})
+        assert answered.wait(5)
+        time.sleep(stand.claim.lease_seconds - delay + 0.1)
+        assert "the lease ran out" in (attempt.should_stop() or "")
+
+
+def test_the_lease_of_a_claim_that_was_answered_late_is_shorter(stand: Stand) -> None:
+    long_ago = time.monotonic() - stand.claim.lease_seconds
+    attempt = Attempt(stand.client, stand.claim, asked_at=long_ago, stopping=stand.stopping)
+    assert "the lease ran out" in (attempt.should_stop() or "")
 
 
 def test_a_lease_is_renewed_with_less_patience_than_it_has_time(stand: Stand) -> None:

@@ -24,12 +24,13 @@ from aot.errors import (
     RegistryUnreachable,
     SourceNotLoadable,
 )
+from aot.schema.guard import HostGuard
 from aot.schema.names import Name, Reference, Tag
 from aot.schema.report import Qualification
 from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.builds import BuildView, CancelRequest, SubmitReply
 from aot.schema.wire.workers import Scope
-from tests.builders import a_manifest, a_profile, a_qualification, a_spec, altered
+from tests.builders import a_manifest, a_profile, a_qualification, a_readable_artifact, a_spec, altered, host_guards
 from tests.fake_backend import FakeBackend, Work, a_packed_source
 from tests.service import Service, a_service
 from tests.transport import AppTransport, client_of
@@ -341,7 +342,7 @@ def test_an_answer_to_publish_that_was_lost_is_asked_for_again(stand: Stand, mon
 
 def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     stand.run()
-    pushed = a_manifest(altered(stand.spec, name=Name("pushed")))
+    pushed = a_manifest(altered(stand.spec, name=Name("pushed")), artifacts=(a_readable_artifact(),))
     reply: Any = stand.service.push(pushed)
     assert (reply.state, reply.build is None) == (BundleState.PENDING, False)
     proven = []
@@ -357,6 +358,21 @@ def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(stand: Stand, mo
     view = stand.service.call("get_build", build=reply.build)
     assert (view.state, view.bundle == reply.bundle) == (BuildState.PUBLISHED, False)
     assert proven == [(pushed.artifacts, Qualification())], "what the uploader claimed of the proof is dropped"
+
+
+def test_a_pushed_bundle_that_asks_too_little_of_a_host_is_refused_before_it_runs(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.run()
+    low = tuple(
+        HostGuard(kind=guard.kind, value="2.17" if guard.kind == "libc" else guard.value) for guard in host_guards()
+    )
+    pushed = a_manifest(altered(stand.spec, name=Name("pushed")), artifacts=(a_readable_artifact(host_guards=low),))
+    build = stand.service.push(pushed).build
+    monkeypatch.setattr("aot.pipeline.build.qualify", lambda *_, **__: pytest.fail("it was run"))
+    assert run_build(build, stand.bench) is Ended.FAILED
+    error = stand.service.call("get_build", build=build).error
+    assert (error.code, "its guard libc is 2.17, wanted 2.34" in error.message) == ("qualification-failed", True)
 
 
 def test_the_same_spec_submitted_meanwhile_is_the_same_build(stand: Stand) -> None:

@@ -106,6 +106,6 @@ class ReadyReply(Response, kw_only=True):
 
 
 class KeysReply(Response, kw_only=True):
-    """Public keys that sign now or did before rotation, as `ed25519:<base64>`. Not a trust root."""
+    """Public keys that sign now, as `ed25519:<base64>`, and none of before a rotation. Not a trust root."""
 
     keys: tuple[str, ...]

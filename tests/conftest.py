@@ -1,0 +1,23 @@
+"""Where a test that needs a card is skipped: here and nowhere else."""
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [(item, marker) for item in items if (marker := item.get_closest_marker("gpu")) is not None]
+    if not marked:
+        return  # torch costs seconds to import
+    found = _count_cards()
+    for item, marker in marked:
+        wanted = marker.kwargs.get("cards", 1)
+        if found == 0:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+        elif found < wanted:
+            item.add_marker(pytest.mark.skip(reason=f"{wanted} NVIDIA GPUs wanted, {found} found"))
+
+
+def _count_cards() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,76 @@
+"""What `aot up` gives its worker, and when it trusts sources."""
+
+from pathlib import Path
+
+import pytest
+
+from aot.cli.part_environ import is_loopback, worker_environ
+
+URL, TOKEN_FILE = "http://127.0.0.1:8750", Path("/somewhere/worker-token")
+NEEDED = {
+    "PATH": "/usr/bin",
+    "HOME": "/home/user",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TMPDIR": "/var/tmp",
+    "XDG_CACHE_HOME": "/cache",
+    "PYTHONPATH": "/checkout",
+    "OMP_NUM_THREADS": "2",
+    "MKL_NUM_THREADS": "2",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "LD_LIBRARY_PATH": "/opt/lib",
+    "AOT_DATA_DIR": "/data",
+    "AOT_BROKER_URL": "redis://broker",
+    "AOT_PROFILE": "cpu-v3",
+    "AOT_WORKER_NAME": "worker-1",
+    "AOT_TRUST_SOURCES": "research",
+}
+SECRETS = (
+    "AOT_DATABASE_URL",
+    "AOT_BLOB_URL",
+    "AOT_SIGNING_KEYS",
+    "AOT_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "PGPASSWORD",
+    "GITHUB_TOKEN",
+)
+
+
+def environ_of(environ: dict[str, str], *, at_home: bool = True) -> dict[str, str]:
+    return worker_environ(environ, url=URL, token_file=TOKEN_FILE, at_home=at_home)
+
+
+def test_a_worker_gets_what_it_needs_and_none_of_the_registrys_secrets() -> None:
+    found = environ_of({**NEEDED, **dict.fromkeys(SECRETS, "secret"), "AOT_URL": "other", "AOT_TOKEN_FILE": "other"})
+    assert found == {**NEEDED, "AOT_URL": URL, "AOT_TOKEN_FILE": str(TOKEN_FILE)}
+
+
+def test_the_default_namespace_is_trusted_only_where_nobody_else_can_submit() -> None:
+    assert environ_of({})["AOT_TRUST_SOURCES"] == "default"
+    assert "AOT_TRUST_SOURCES" not in environ_of({}, at_home=False)
+
+
+@pytest.mark.parametrize("at_home", [True, False])
+@pytest.mark.parametrize("named", ["research", ""])
+def test_what_the_user_says_about_trust_holds(at_home: bool, named: str) -> None:
+    assert environ_of({"AOT_TRUST_SOURCES": named}, at_home=at_home)["AOT_TRUST_SOURCES"] == named
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.0.2.1", False),
+        ("10.0.0.7", False),
+        ("2001:db8::1", False),
+        ("no such host", False),
+    ],
+)
+def test_only_loopback_is_this_machine_alone(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone

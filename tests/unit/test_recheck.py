@@ -1,0 +1,109 @@
+"""Facts and host guards of a pushed bundle are its files', not its uploader's word."""
+
+from pathlib import Path
+
+import pytest
+
+from aot.errors import QualificationFailed
+from aot.pipeline.recheck import refuse_false_facts
+from aot.schema.artifact import Artifact
+from aot.schema.capability import Capability
+from aot.schema.guard import HostGuard
+from aot.schema.manifest import Manifest
+from aot.schema.recipe import Route
+from tests.builders import (
+    BYTES,
+    a_file,
+    a_gpu_profile,
+    a_manifest,
+    a_profile,
+    a_program,
+    a_readable_artifact,
+    a_spec,
+    an_elf,
+    host_guards,
+)
+from tests.elf_files import an_elf_file
+
+PYTHON = HostGuard(kind="python", value="3.11")
+
+
+def check(manifest: Manifest, place: Path) -> None:
+    paths = {}
+    for blob in manifest.blobs:
+        paths[blob.digest] = place / blob.digest.hex
+        paths[blob.digest].write_bytes(BYTES[blob.digest])
+    refuse_false_facts(manifest, paths)
+
+
+def guards(**values: str) -> tuple[HostGuard, ...]:
+    return tuple(
+        HostGuard(kind=guard.kind, value=values.get(guard.kind, guard.value)) for guard in (*host_guards(), PYTHON)
+    )
+
+
+def a_cubin(sm: int, *, specific: bool = False) -> bytes:
+    return an_elf_file(machine=190, abi_version=8, flags=sm << 8 | (8 if specific else 0))
+
+
+def on_gpu(*, cubin: bytes, says: str) -> Manifest:
+    profile = a_gpu_profile()
+    base = a_readable_artifact()
+    own = {guard.kind: guard.value for guard in (*host_guards(says, torch=profile.toolchain.torch), PYTHON)}
+    own |= {"cuda": "13.0", "driver": "580.65.06", "sku": "NVIDIA H100 80GB HBM3"}
+    artifact = a_readable_artifact(
+        capability=says,
+        files=(*base.files, a_file("cubin/k.cubin", cubin)),
+        host_guards=tuple(HostGuard(kind=kind, value=value) for kind, value in own.items()),
+    )
+    return a_manifest(a_spec(profile=profile.name), profile=profile, artifacts=(artifact,))
+
+
+def test_a_bundle_whose_files_say_the_same_passes(tmp_path: Path) -> None:
+    check(a_manifest(artifacts=(a_readable_artifact(),)), tmp_path)
+    of_program = a_manifest(a_spec(source=a_program()), artifacts=(a_readable_artifact(host_guards=host_guards()),))
+    check(of_program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "words"),
+    [
+        (a_readable_artifact(elf=an_elf(libc_floor="2.17")), "its library says"),
+        (a_readable_artifact(elf=None), "it says None"),
+        (a_readable_artifact(host_guards=guards(libc="2.17")), "its guard libc is 2.17, wanted 2.34"),
+        (a_readable_artifact(host_guards=guards(libstdcxx="3.4.11")), "its guard libstdcxx is 3.4.11, wanted 3.4.30"),
+        (a_readable_artifact(host_guards=guards(machine="aarch64")), "its guard machine is aarch64, wanted x86_64"),
+        (a_readable_artifact(host_guards=guards(torch="2.11.0+cpu")), "its guard torch is 2.11.0"),
+        (a_readable_artifact(host_guards=host_guards()), "its guard python is not there, wanted 3.11"),
+        (
+            a_readable_artifact(host_guards=(*guards(), HostGuard(kind="libc", value="2.17"))),
+            "its guard libc is 2.34, 2.17, wanted 2.34",
+        ),
+        (a_readable_artifact(files=(a_file(content=b"no library"),)), "its files cannot be used"),
+        (a_readable_artifact(files=(a_file(), a_file("lib/b.so"))), "wanted one library, found 2"),
+        (a_readable_artifact(route=Route.CACHE), "route cache"),
+    ],
+)
+def test_a_fact_that_its_library_does_not_bear_out_is_refused(tmp_path: Path, artifact: Artifact, words: str) -> None:
+    with pytest.raises(QualificationFailed) as caught:
+        check(a_manifest(artifacts=(artifact,)), tmp_path)
+    assert any(words in line for line in caught.value.details["differences"]), caught.value.details
+
+
+def test_code_for_a_cpu_is_for_the_level_that_it_was_proven_on(tmp_path: Path) -> None:
+    lower = a_readable_artifact(capability="cpu:x86-64-v2", host_guards=(*host_guards("cpu:x86-64-v2"), PYTHON))
+    with pytest.raises(QualificationFailed) as caught:
+        check(a_manifest(profile=a_profile(), artifacts=(lower,)), tmp_path)
+    assert caught.value.details["differences"] == [
+        "artifact 0: it says it is for cpu:x86-64-v2, its code is for cpu:x86-64-v3",
+        "artifact 0: its guard capability is cpu:x86-64-v2, wanted cpu:x86-64-v3",
+    ]
+
+
+def test_kernels_say_which_cards_they_are_for(tmp_path: Path) -> None:
+    check(on_gpu(cubin=a_cubin(90), says="cuda:sm_90"), tmp_path)
+    check(on_gpu(cubin=a_cubin(90, specific=True), says="cuda:sm_90a"), tmp_path)
+    with pytest.raises(QualificationFailed, match="its code is for cuda:sm_90a"):
+        check(on_gpu(cubin=a_cubin(90, specific=True), says="cuda:sm_90"), tmp_path)
+    with pytest.raises(QualificationFailed, match=Capability("cuda:sm_100")):
+        check(on_gpu(cubin=a_cubin(100), says="cuda:sm_90"), tmp_path)
