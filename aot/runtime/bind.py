@@ -11,7 +11,7 @@ from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.guards import compile_check
-from aot.runtime.liveness import explain_difference
+from aot.runtime.liveness import explain_conduct, explain_difference
 from aot.runtime.unit import Bound, Form, Variant
 from aot.runtime.watch import Conduct, Tree, Watch
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
@@ -49,16 +49,19 @@ class Likeness:
 
     def differences(self) -> tuple[str, ...]:
         """Say how the module differs now; empty when it is that program. Milliseconds, where something has changed."""
-        if not self._recorded.factors:
-            return ()  # an exported program without its module: names, shapes and strides are compared at binding
         with self._lock:
             if self._watch is None or not self._watch.is_current():
                 watch = Watch(self._module, anything=True)
-                live = fingerprint(self._module)
-                same = live.digest == self._recorded.digest
-                self._found = () if same else explain_difference(self._recorded, live)
+                self._found = self._compare()
                 self._watch = watch
             return self._found
+
+    def _compare(self) -> tuple[str, ...]:
+        if not self._recorded.factors:
+            # An exported program without its module: names, shapes and strides are compared at binding.
+            return explain_conduct(self._module)
+        live = fingerprint(self._module)
+        return () if live.digest == self._recorded.digest else explain_difference(self._recorded, live)
 
     def is_current(self) -> bool:
         """Say whether `differences` would say what it said last."""

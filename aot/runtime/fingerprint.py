@@ -72,6 +72,16 @@ def is_capturing() -> bool:
     return collector is not None and collector.get() is not None
 
 
+def parametrized(modules: "Mapping[str, Module]") -> list[str]:
+    """Return the names of the tensors that are computed from others, among modules by name."""
+    return sorted(
+        f"{name}.{tensor}" if name else tensor
+        for name, one in modules.items()
+        if "parametrizations" in one._modules
+        for tensor in one._modules["parametrizations"]._modules  # type: ignore[union-attr]
+    )
+
+
 class _Reading:
     """One walk over one module."""
 
@@ -108,7 +118,7 @@ class _Reading:
         yield self._read_training()
         yield _factor("hooks", self._read_hooks())
         yield _factor("global hooks", self._describe_hooks(_global_hooks()))
-        yield _factor("parametrizations", self._read_parametrizations())
+        yield _factor("parametrizations", parametrized(self._modules))
         # After everything that may refer to one.
         yield from (_factor(f"object:{label}", content) for label, content in sorted(self._values.objects.items()))
         yield from self._read_code()
@@ -171,14 +181,6 @@ class _Reading:
 
     def _describe_hooks(self, hooks: Iterable[Any]) -> list[Any]:
         return [[name_of(hook), self._values.read(hook)] for hook in hooks if not is_idle(hook)]
-
-    def _read_parametrizations(self) -> list[str]:
-        return sorted(
-            f"{name}.{tensor}" if name else tensor
-            for name, one in self._modules.items()
-            if "parametrizations" in one._modules
-            for tensor in one._modules["parametrizations"]._modules  # type: ignore[union-attr]
-        )
 
     def _read_code(self) -> Iterator[Factor]:
         kinds = dict.fromkeys(type(one) for one in self._modules.values())

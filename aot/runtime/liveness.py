@@ -6,12 +6,12 @@ whether hooks have appeared or gone since.
 """
 
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from aot.keys import changes_between
 from aot.runtime.code import name_of
-from aot.runtime.fingerprint import is_capturing, is_idle
+from aot.runtime.fingerprint import is_capturing, is_idle, parametrized
 from aot.schema.factor import FactorChange, Fingerprint
 
 if TYPE_CHECKING:
@@ -164,6 +164,52 @@ def _parse(text: str | None) -> Any:
 def _cut(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
+
+
+def explain_conduct(module: "Module") -> tuple[str, ...]:
+    """Return why `module` cannot be a program that runs for inference and nothing beside: for those without factors.
+
+    Of an exported program nothing is known but its graph: a training mode, a forward hook or a parametrization of the
+    live module is not in it. A module that is such a graph itself is not asked for the mode that it does not have.
+    """
+    training = dict.fromkeys(name or "the module itself" for name, one in _moded("", module) if one.training)
+    hooks = [
+        f"{where}: {name_of(hook)}"
+        for where, table in _hook_tables(module)
+        for hook in _active_hooks(table).values()
+        if not _is_of_export(hook)
+    ]
+    found = {
+        "is in training mode": list(training),
+        "has forward hooks": hooks,
+        "has parametrizations": parametrized(dict(module.named_modules())),
+    }
+    return tuple(
+        f"the live module {what}, of which the exported program knows nothing: {_cut(', '.join(where))}"
+        for what, where in found.items()
+        if where
+    )
+
+
+def _moded(name: str, module: "Module") -> "Iterator[tuple[str, Module]]":
+    """The parts whose training mode may matter. A graph has none, and uses that of the modules that it calls."""
+    from torch.fx import GraphModule
+
+    if isinstance(module, GraphModule):
+        called = dict.fromkeys(node.target for node in module.graph.nodes if node.op == "call_module")
+        children = [(str(target), module.get_submodule(str(target))) for target in called]
+    else:
+        yield name, module
+        children = list(module.named_children())
+    for child, one in children:
+        if _is_of_export(type(one)):
+            continue
+        yield from _moded(f"{name}.{child}" if name else child, one)
+
+
+def _is_of_export(checker: Any) -> bool:
+    """True for the hooks and modules that check inputs in the graph that torch.export returns: as input guards do."""
+    return str(getattr(checker, "__module__", "")).startswith("torch.export.")
 
 
 def watch_hooks(module: "Module") -> Callable[[], str | None]:

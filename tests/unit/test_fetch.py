@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from aot.errors import (
     DigestMismatch,
     InvalidInput,
     LocalStorageFull,
+    MalformedDocument,
     NotFound,
     RegistryUnreachable,
     SignatureRejected,
@@ -26,10 +28,11 @@ from aot.runtime.fetch import Candidate, Resolved, ensure_artifacts, ensure_veri
 from aot.schema.decision import Selection
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.lock import Lock, LockEntry
-from aot.schema.manifest import Manifest
-from aot.schema.names import Reference
+from aot.schema.manifest import Manifest, Statement
+from aot.schema.names import Reference, Tag
+from aot.schema.wire.bundles import SignedManifest
 from aot.select import select
-from aot.trust import SigningKey, TrustedKeys
+from aot.trust import SigningKey, TrustedKeys, sign
 from tests.builders import a_file, a_manifest, a_profile, a_spec, altered, an_artifact, an_environment, manifest_text
 from tests.simulator import RegistrySimulator, a_reference
 
@@ -229,6 +232,80 @@ def test_an_unsigned_bundle_is_refused(node: Node, simulator: RegistrySimulator)
     simulator.manifests[digest] = altered(signed, envelope=altered(signed.envelope, signatures=()))
     with pytest.raises(SignatureRejected, match="0 signatures"):
         node.resolve()
+
+
+def of_a_newer_format(simulator: RegistrySimulator, manifest: Manifest) -> Digest:
+    """Publish the bundle as a newer version would: signed, and with a manifest of a format to come."""
+    old = simulator.add(manifest, tags=())
+    text = simulator.manifests.pop(old).manifest.replace('"format":1', '"format":2', 1)
+    digest = Digest.of(text.encode())
+    statement = Statement(
+        manifest=digest, namespace=manifest.namespace, name=manifest.name, build_key=manifest.build_key
+    )
+    simulator.manifests[digest] = SignedManifest(
+        digest=digest, manifest=text, envelope=sign(statement, simulator.key), tags=(Tag("latest"),)
+    )
+    simulator.tags[MINI] = (digest, *simulator.tags.get(MINI, ()))
+    return digest
+
+
+def by_an_unknown_signer(simulator: RegistrySimulator, manifest: Manifest) -> Digest:
+    return simulator.add(manifest, key=SigningKey.generate())
+
+
+def unsigned(simulator: RegistrySimulator, manifest: Manifest) -> Digest:
+    digest = simulator.add(manifest)
+    signed = simulator.manifests[digest]
+    simulator.manifests[digest] = altered(signed, envelope=altered(signed.envelope, signatures=()))
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("publish", "reason"),
+    [
+        (of_a_newer_format, "the manifest has format 2, this version reads 1"),
+        (by_an_unknown_signer, "signed by"),
+        (unsigned, "0 signatures"),
+    ],
+)
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_bundle_that_cannot_be_used_leaves_those_of_the_other_profiles(
+    node: Node,
+    simulator: RegistrySimulator,
+    publish: Callable[[RegistrySimulator, Manifest], Digest],
+    reason: str,
+    locked: bool,
+) -> None:
+    good = simulator.add(a_level(LEVELS[0]))
+    bad = publish(simulator, a_level(LEVELS[1]))
+    lock = None
+    if locked:
+        lock = a_lock(a_level(LEVELS[0]), a_level(LEVELS[1]))
+        entries = (lock.entries[0], altered(lock.entries[1], bundle=bad))
+        lock = altered(lock, entries=entries)
+    resolved = node.resolve(lock=lock)
+    assert [one.digest for one in resolved.candidates] == [good]
+    assert [one.bundle for one in resolved.refusals] == [bad]
+    assert reason in resolved.refusals[0].reason
+    assert node.cache.get_manifest(bad) is None, "what is refused is not kept"
+    simulator.tags[MINI] = (bad,)
+    simulator.withdraw(good)
+    with pytest.raises((SignatureRejected, MalformedDocument), match=reason):
+        Node(simulator, LocalCache(node.cache.root / "empty")).resolve()
+
+
+def test_a_manifest_of_a_newer_format_that_another_version_cached_costs_no_request(
+    node: Node, simulator: RegistrySimulator
+) -> None:
+    good, bad = simulator.add(a_level(LEVELS[0])), of_a_newer_format(simulator, a_level(LEVELS[1]))
+    lock = a_lock(a_level(LEVELS[0]), a_level(LEVELS[1]))
+    lock = altered(lock, entries=(lock.entries[0], altered(lock.entries[1], bundle=bad)))
+    node.resolve(lock=lock)
+    node.cache.put_manifest(simulator.manifests[bad])
+    node.asked()
+    resolved = node.resolve(lock=lock)
+    assert ([one.digest for one in resolved.candidates], node.asked()) == ([good], [])
+    assert [one.bundle for one in resolved.refusals] == [bad]
 
 
 def test_no_trusted_key_means_nothing_is_used(simulator: RegistrySimulator, cache: LocalCache) -> None:

@@ -195,6 +195,23 @@ def test_a_full_fit_is_chosen_before_an_undecided_one() -> None:
     assert (selection.bundle, selection.undecided) == (ONE, False)
 
 
+def test_what_only_an_unseen_fact_tells_apart_is_an_alternative_to_the_undecided_choice() -> None:
+    blind, policy = host(torch=None), Policy(undecided=True)
+    older = a_manifest(artifacts=(an_artifact(torch="2.11.0+cpu"), an_artifact(torch="2.11.0+cpu")))
+    newer = a_manifest(artifacts=(an_artifact(torch="2.13.0+cpu"), an_artifact(capability="cuda:sm_90")))
+    bundles = [(ONE, older), (TWO, newer), (Digest.of(b"lower"), bundle("cpu:x86-64-v2"))]
+    selection = select(bundles, blind, policy=policy)
+    assert (selection.bundle, selection.undecided, selection.alternatives) == (ONE, True, (TWO,))
+    assert [(one.bundle, one.artifacts, one.alternatives) for one in selection.choices()] == [
+        (ONE, (0, 1), (TWO,)),
+        (TWO, (0,), ()),
+    ]
+    decided = select(bundles, host(), policy=policy)
+    assert (decided.bundle, decided.undecided, decided.alternatives) == (TWO, False, ())
+    twice = select([(ONE, newer), (TWO, newer)], host(), policy=policy)
+    assert (twice.bundle, twice.alternatives) == (ONE, ()), "equal, and each would do"
+
+
 def test_every_rule_says_why_and_declares_its_order() -> None:
     for rule in RULES.values():
         assert rule.check.__doc__
