@@ -73,7 +73,9 @@ def pulled_lines(pulled: Sequence[Pulled]) -> list[str]:
         if one.bundle is None:
             lines.append(f"{one.reference}: nothing fits this host")
             continue
-        notes = ["undecided: load decides"] if one.selection.undecided else []
+        others = [bundle.short for bundle in one.selection.alternatives]
+        beside = f" between it and {', '.join(others)}" if others else ""
+        notes = [f"undecided: load decides{beside}"] if one.selection.undecided else []
         notes += ["stale: the registry could not be asked"] if one.stale else []
         note = f" ({'; '.join(notes)})" if notes else ""
         lines.append(f"{one.reference.pinned_to(one.bundle)}{note}")
@@ -85,7 +87,9 @@ def selection_lines(selection: Selection) -> list[str]:
     rows = [row for decision in selection.decisions for row in _rows(decision)]
     lines = table(("bundle", "region", "coverage", "verdict", "why"), rows)
     chosen = f"chosen: {selection.bundle}" if selection.bundle else "chosen: none, the model runs eagerly"
-    return [*lines, chosen]
+    others = [f"or, as load will decide: {bundle}" for bundle in selection.alternatives]
+    refused = [f"not used: {refusal.bundle}: {refusal.reason}" for refusal in selection.refusals]
+    return [*lines, chosen, *others, *refused]
 
 
 def environment_lines(environment: Environment) -> list[str]:

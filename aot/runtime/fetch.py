@@ -281,13 +281,12 @@ class _Verification:
             manifest = verify_signed(signed, self._reference, self._trusted, build_key=build_key)
         except (SignatureRejected, MalformedDocument) as error:
             self.refused[signed.digest] = error
-            log.warning("aot does not use bundle %s of %s: %s", signed.digest, self._reference, error.message)
             return None
         self.refused.pop(signed.digest, None)
         return Candidate(signed.digest, manifest, signed, cached)
 
     def is_final(self, digest: Digest) -> bool:
-        """Say that asking again is of no use: the digest's bytes are the same. A newer envelope may have another key."""
+        """Say that asking again is of no use: the bytes stay what they are, though an envelope may get another key."""
         return isinstance(self.refused.get(digest), MalformedDocument)
 
     @property
@@ -295,6 +294,9 @@ class _Verification:
         return next(iter(self.refused.values()))
 
     def refusals(self) -> tuple[Refusal, ...]:
+        # Where no bundle is left the first refusal is raised, and need not be told twice.
+        for digest, error in self.refused.items():
+            log.warning("aot does not use bundle %s of %s: %s", digest, self._reference, error.message)
         return tuple(Refusal(bundle=digest, reason=error.message) for digest, error in self.refused.items())
 
 

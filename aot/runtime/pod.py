@@ -156,7 +156,7 @@ class _Attempt:
         with contextlib.suppress(LocalStorageFull, InvalidConfig):
             # A cache that cannot be written may still hold every blob.
             remember(resolved, pod.cache)
-        self.selection = _select(resolved, self.environment)
+        self.selection = _select(resolved, self.environment, policy=Policy())
         if self.selection.bundle is None:
             raise refuse(self.selection, self.reference)
         candidate = resolved.candidate(self.selection.bundle)
@@ -274,11 +274,11 @@ class _Pod:
         if not self.canary:
             return needed
         canaries = [one for one in candidate.manifest.canaries if one.artifact in selection.artifacts]
-        files = [file for one in canaries for file in one.expected]
-        return tuple(dict.fromkeys((*needed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in files))))
+        expected = (Blob(digest=file.digest, size_bytes=file.size_bytes) for one in canaries for file in one.expected)
+        return tuple(dict.fromkeys((*needed, *expected)))
 
 
-def _select(resolved: Resolved, environment: Environment, *, policy: Policy = Policy()) -> Selection:
+def _select(resolved: Resolved, environment: Environment, *, policy: Policy) -> Selection:
     """Select among the candidates; what was refused before is told beside what does not fit."""
     return replace(select(resolved.bundles, environment, policy=policy), refusals=resolved.refusals)
 

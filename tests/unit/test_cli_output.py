@@ -9,9 +9,13 @@ import pytest
 from aot.cli.bundles import manifest_lines, narrow, parse_tagged
 from aot.cli.exits import Exit, exit_code_of, of_system
 from aot.cli.output import emit, say, say_error
-from aot.cli.pod import Report, environment_lines, report_lines, selection_lines
+from aot.cli.pod import Report, environment_lines, pulled_lines, report_lines, selection_lines
 from aot.errors import BuildFailed, DigestMismatch, InvalidInput, InvalidName, LocalStorageFull
+from aot.runtime.pod import Pulled
+from aot.schema.decision import Refusal, Selection
+from aot.schema.digest import Digest
 from aot.schema.environment import Environment
+from aot.schema.names import Reference
 from aot.schema.wire.errors import ErrorBody
 from aot.select import select
 from tests.builders import a_gpu, a_manifest, a_node, a_qualification, an_artifact, an_environment, manifest_text
@@ -118,6 +122,21 @@ def test_explain_gives_every_reason_a_line() -> None:
     # Only the first reason repeats which artifact it is about.
     assert lines[3].startswith(" " * 10) and lines[3].strip()
     assert lines[-1] == f"chosen: {digest}"
+
+
+def test_explain_tells_of_alternatives_and_of_what_is_not_used() -> None:
+    one, other, refused = (Digest.of(text) for text in (b"1", b"2", b"3"))
+    refusals = (Refusal(bundle=refused, reason="signed by nobody"),)
+    selection = Selection(
+        bundle=one, artifacts=(0,), decisions=(), undecided=True, alternatives=(other,), refusals=refusals
+    )
+    assert selection_lines(selection)[-3:] == [
+        f"chosen: {one}",
+        f"or, as load will decide: {other}",
+        f"not used: {refused}: signed by nobody",
+    ]
+    [line] = pulled_lines([Pulled(Reference.parse("mini"), one, selection)])
+    assert line.endswith(f"(undecided: load decides between it and {other.short})")
 
 
 def test_a_bundle_reads_well() -> None:

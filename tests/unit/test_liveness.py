@@ -1,4 +1,4 @@
-"""Hooks that appear after loading: noticed at the next call, unless they do nothing."""
+"""What a module does beside its graph: hooks that appear after loading, and what an exported program cannot have."""
 
 import timeit
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aot.runtime.liveness import watch_hooks
+from aot.runtime.liveness import explain_conduct, watch_hooks
 
 
 def a_net() -> nn.Module:
@@ -72,3 +72,43 @@ def test_it_takes_microseconds_for_hundreds_of_modules() -> None:
     check = watch_hooks(net)
     best = min(timeit.repeat(check, number=200, repeat=30)) / 200
     assert best < 20e-6
+
+
+# Against a program of which only the graph is known
+
+
+def a_live_net() -> nn.Module:
+    return a_net().eval()
+
+
+def test_a_plain_module_for_inference_may_be_an_exported_program() -> None:
+    assert explain_conduct(a_live_net()) == ()
+
+
+def test_mode_hooks_and_parametrizations_are_named_all_at_once() -> None:
+    net = a_live_net()
+    net[1][0].train()  # type: ignore[index]
+    net[1].register_forward_pre_hook(hook)  # type: ignore[union-attr]
+    nn.utils.parametrizations.weight_norm(net[0]).eval()  # type: ignore[index]
+    assert [reason.replace("of which the exported program knows nothing: ", "") for reason in explain_conduct(net)] == [
+        "the live module is in training mode, 1.0",
+        "the live module has forward hooks, 1: hook",
+        "the live module has parametrizations, 0.weight",
+    ]
+
+
+def test_a_graph_has_no_mode_but_the_modules_that_it_calls_have_theirs() -> None:
+    net = a_live_net()
+    assert explain_conduct(torch.export.export(net, (torch.ones(1, 2),)).module()) == ()
+    traced = torch.fx.symbolic_trace(net)
+    assert explain_conduct(traced) == ()
+    net[1][0].train()  # type: ignore[index]
+    [reason] = explain_conduct(torch.fx.symbolic_trace(net))
+    assert reason.endswith(": 1.0")
+
+
+def test_a_hook_on_the_graph_of_an_export_is_named() -> None:
+    graph = torch.export.export(a_live_net(), (torch.ones(1, 2),)).module()
+    graph.register_forward_hook(hook)
+    [reason] = explain_conduct(graph)
+    assert reason.endswith(": the module itself: hook")
