@@ -35,9 +35,13 @@ def points_of(
     *,
     sizes_at: Callable[[Point], Sizes],
     guards: Sequence[InputGuard] = (),
+    example: Mapping[str, int] | None = None,
     most: int = MOST_POINTS,
 ) -> tuple[Point, ...]:
     """Return the points to try, the smallest first: `({},)` where there is no dimension.
+
+    The `example`'s own sizes are one of them, where they lie within the coverage: they are what its author thinks of
+    as a usual call, and what speed is measured at there decides for calls like it.
 
     Every dimension stands at its lowest and at its highest size at one point at least, as far as `guards` (the
     artifact's, over the sizes that `sizes_at` gives) relate sizes to each other. Dimensions without an upper bound go
@@ -46,6 +50,8 @@ def points_of(
     if not dimensions:
         return ({},)
     corners = [_within_reach(point, dimensions, sizes_at) for point in _corners(dimensions, most)]
+    if example is not None and _is_within(example, dimensions):
+        corners = [*corners[: most - 1], {one.name: example[one.name] for one in dimensions}]
     held = [point for point in corners if relations_hold(guards, sizes_at(point))]
     distinct = list({tuple(sorted(point.items())): point for point in held}.values())[:most]
     return tuple(sorted(distinct, key=lambda point: prod(point.values())))
@@ -132,6 +138,15 @@ def _corners(dimensions: Sequence[Dimension], most: int) -> list[Point]:
     else:
         found += [{**low, name: high[name]} for name in moving]
     return [*found, {name: sizes[min(1, len(sizes) - 1)] for name, sizes in ends.items()}]
+
+
+def _is_within(point: Mapping[str, int], dimensions: Sequence[Dimension]) -> bool:
+    return all(
+        one.name in point
+        and one.low <= point[one.name] <= (one.high if one.high is not None else point[one.name])
+        and point[one.name] % max(1, one.multiple_of) == 0
+        for one in dimensions
+    )
 
 
 def _within_reach(point: Point, dimensions: Sequence[Dimension], sizes_at: Callable[[Point], Sizes]) -> Point:

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from aot.compile.program import Program
-from aot.compile.shapes import locate, resize
+from aot.compile.shapes import locate, measure, resize
 from aot.errors import QualificationFailed
 from aot.qualify.inputs import draw_all, replace_tensors, spread, strides_at, tensors_in
 from aot.qualify.points import Point, Sizes, dimensions_of, points_of
@@ -69,9 +69,11 @@ class Subject:
         self._unnamed = self._find_unnamed()
 
     def points(self) -> tuple[Point, ...]:
-        """Return the boundary points of the group's coverage, the smallest first."""
-        found = dimensions_of(self.group.first, {name: size for name, size, _ in self._unnamed})
-        return points_of(found, sizes_at=self.sizes_at, guards=self._guards)
+        """Return the boundary points of the group's coverage and its example's own, the smallest first."""
+        unnamed = {name: size for name, size, _ in self._unnamed}
+        example = {**unnamed, **measure(self._example, self._axes)}
+        found = dimensions_of(self.group.first, unnamed)
+        return points_of(found, sizes_at=self.sizes_at, guards=self._guards, example=example)
 
     def sizes_at(self, point: Point) -> Sizes:
         """Return the shapes of the flat inputs at `point`."""

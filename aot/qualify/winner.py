@@ -35,19 +35,12 @@ def speed_of(point: dict[str, int], eager: Latency, compiled: Latency) -> Speed:
 
 
 def winner_over(speeds: Sequence[Speed]) -> Winner:
-    """Decide for a whole coverage, of which the loader asks one answer.
+    """Sum up a whole coverage: eager, where it wins at every point that was measured.
 
-    Eager, where it wins at one point at least and compiled code does not make up for it at the others (geometric
-    mean of the ratios above 1). Compiled where nothing was measured.
+    The loader decides call by call, by the measured point nearest to the call's sizes (`aot.runtime.winner`): no
+    mean may let a point through at which compiled code is the slower one. Compiled where nothing was measured.
     """
-    if not any(speed.winner is Winner.EAGER for speed in speeds):
-        return Winner.COMPILED
-    return Winner.EAGER if mean_ratio(speeds) > 1.0 else Winner.COMPILED
-
-
-def mean_ratio(speeds: Sequence[Speed]) -> float:
-    """Return the geometric mean of compiled over eager medians; below 1 is faster."""
-    return math.exp(sum(math.log(speed.ratio) for speed in speeds) / len(speeds))
+    return Winner.EAGER if speeds and all(speed.winner is Winner.EAGER for speed in speeds) else Winner.COMPILED
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

@@ -15,6 +15,7 @@ from aot.runtime.liveness import explain_conduct, explain_difference
 from aot.runtime.unit import Bound, Form, Variant
 from aot.runtime.watch import Conduct, Tree, Watch
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
+from aot.runtime.winner import eager_wins_of
 from aot.schema.artifact import Artifact
 from aot.schema.factor import Fingerprint
 from aot.select import describe_coverage
@@ -189,7 +190,7 @@ def _add_variant(
         coverage=describe_coverage(artifact),
         check=compile_check(artifact.input_guards, artifact.inputs, device=device),
         container=container,
-        winner=artifact.winner,
+        eager_wins=eager_wins_of(artifact),
         writes=any(constant.mutated for constant in artifact.constants),
     )
     key = repr(artifact.call)

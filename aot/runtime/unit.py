@@ -13,7 +13,7 @@ from aot.runtime.calling import BoundCall
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
 from aot.runtime.watch import any_requires_grad
-from aot.schema.artifact import Winner
+from aot.runtime.winner import EagerWins
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class Variant:
     coverage: str
     check: Check
     container: Container
-    winner: Winner
+    eager_wins: EagerWins | None  # by the sizes of a call; None where compiled code always does
     writes: bool  # to the module's buffers: a failed run cannot be repeated eagerly
 
 
@@ -145,8 +145,8 @@ class Unit:
         self._bind = lambda: Bound(reasons=(reason,))
 
     def _run(self, form: Form, variant: Variant, tensors: Sequence["Tensor"]) -> Any:
-        if variant.winner is Winner.EAGER:
-            return Miss(f"[{variant.coverage}] eager was faster in the proof", "eager_won")
+        if variant.eager_wins is not None and variant.eager_wins(tensors):
+            return Miss(f"[{variant.coverage}] eager was faster in the proof at sizes like these", "eager_won")
         try:
             outputs = variant.container.run(tensors)
         except RunFailed as error:

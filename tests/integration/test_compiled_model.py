@@ -31,7 +31,7 @@ from aot.schema.digest import Digest
 from aot.schema.manifest import Canary
 from aot.schema.spec import File
 from aot.schema.wire.workers import Outcome
-from tests.builders import altered
+from tests.builders import a_speed, altered
 from tests.integration.handmade import write_handmade, write_two
 
 NOT_WRITTEN = tuple(
@@ -361,6 +361,15 @@ def test_where_eager_was_faster_eager_runs_and_nothing_is_wrong(tmp_path: Path) 
     model = load(write_handmade(tmp_path, winner=Winner.EAGER), scaled(), fallback="raise")
     assert not was_compiled(model)
     assert (model.counters["eager_won"], model.counters["guard_misses"]) == (1, 0)
+
+
+def test_a_call_runs_what_was_faster_at_sizes_like_its_own(tmp_path: Path) -> None:
+    speeds = (a_speed(point={"batch": 1}), a_speed(compiled_us=300.0, point={"batch": 32}))
+    model = load(write_handmade(tmp_path, speeds=speeds), scaled(), fallback="raise")
+    for rows in (1, 2, 16, 32):
+        model(x(rows))
+    assert (model.counters["compiled"], model.counters["eager_won"]) == (2, 2)
+    assert model.last_miss == "[batch 1..32] eager was faster in the proof at sizes like these"
 
 
 # failures

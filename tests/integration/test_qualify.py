@@ -58,20 +58,20 @@ def test_a_good_bundle_is_proven_from_outside(good: tuple[Proof, list[str]]) -> 
     assert start.peak_memory_bytes > 50 << 20
 
 
-def test_every_boundary_is_proven_with_perturbed_weights_and_two_calls(good: tuple[Proof, list[str]]) -> None:
+def test_every_boundary_and_the_example_are_proven_with_perturbed_weights_and_two_calls(good: tuple[Proof, list[str]]) -> None:
     agreements = good[0].qualification.agreements
     assert all(agreement.agrees and agreement.reference == "float64" for agreement in agreements)
     perturbed = [(one.point["batch"], one.variant) for one in agreements if one.weights == "perturbed"]
-    assert perturbed == [(batch, variant) for batch in (1, 2, 32) for variant in ("", "second call")]
+    assert perturbed == [(batch, variant) for batch in (1, 2, 3, 32) for variant in ("", "second call")]
     assert [one.variant for one in agreements if one.weights == "factory"] == ["", "non-contiguous"]
     (spread,) = [one for one in agreements if one.variant == "non-contiguous"]
     assert spread.note.startswith("a guard miss, answered by eager")
     assert (good[0].qualification.recompiles, good[0].qualification.numerics) == (0, "checked")
 
 
-def test_speeds_are_recorded_at_every_boundary(good: tuple[Proof, list[str]]) -> None:
+def test_speeds_are_recorded_at_every_boundary_and_the_example(good: tuple[Proof, list[str]]) -> None:
     (artifact,) = good[0].artifacts
-    assert [speed.point for speed in artifact.speeds] == [{"batch": 1}, {"batch": 2}, {"batch": 32}]
+    assert [speed.point for speed in artifact.speeds] == [{"batch": batch} for batch in (1, 2, 3, 32)]
     assert all(speed.eager.calls == speed.compiled.calls >= 30 for speed in artifact.speeds)
     assert artifact.winner is Winner.COMPILED
 
@@ -232,8 +232,8 @@ def test_regions_are_proven_on_the_whole_program(tmp_path: Path) -> None:
     perturbed = [
         (one.point["batch"], one.variant) for one in proof.qualification.agreements if one.weights == "perturbed"
     ]
-    assert perturbed == [(batch, variant) for batch in (1, 2, 32) for variant in ("", "second call")]
-    assert [speed.point for speed in proof.artifacts[0].speeds] == [{"batch": 1}, {"batch": 2}, {"batch": 32}]
+    assert perturbed == [(batch, variant) for batch in (1, 2, 3, 32) for variant in ("", "second call")]
+    assert [speed.point for speed in proof.artifacts[0].speeds] == [{"batch": batch} for batch in (1, 2, 3, 32)]
     (canary,) = proof.canaries
     inputs = read_tensors(proof.paths[canary.expected[0].digest])
     assert inputs["input.0"].shape == (1, 4)

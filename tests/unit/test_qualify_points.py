@@ -39,6 +39,23 @@ def test_a_range_is_tried_at_its_lowest_next_and_highest_size() -> None:
     assert points_of((BATCH,), sizes_at=sizes_of) == ({"batch": 1}, {"batch": 2}, {"batch": 32})
 
 
+def test_the_example_is_tried_where_the_coverage_holds_it() -> None:
+    tried = [
+        [point["batch"] for point in points_of((BATCH,), sizes_at=sizes_of, example=example)]
+        for example in ({"batch": 7, "other": 1}, {"batch": 2}, {"batch": 33}, {"other": 7}, {})
+    ]
+    assert tried == [[1, 2, 7, 32], [1, 2, 32], [1, 2, 32], [1, 2, 32], [1, 2, 32]]
+    off_step = points_of((SEQ,), sizes_at=sizes_of, example={"seq": 100})
+    assert {"seq": 100} not in off_step
+
+
+def test_the_example_is_tried_among_many_dimensions_too() -> None:
+    many = tuple(Dimension(name=f"d{index}", low=1, high=9) for index in range(9))
+    example = {f"d{index}": 5 for index in range(9)}
+    found = points_of(many, sizes_at=sizes_of, example=example)
+    assert example in found and len(found) == MOST_POINTS
+
+
 def test_steps_are_respected_at_both_ends() -> None:
     assert boundaries(Dimension(name="seq", low=5, high=509, multiple_of=8)) == (8, 16, 504)
 
