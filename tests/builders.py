@@ -253,7 +253,7 @@ def a_qualification(**deviations: Any) -> Qualification:
     """A proof that passes."""
     fields: dict[str, Any] = {
         "start": a_start_proof(),
-        "agreements": (an_agreement(), an_agreement(variant="second call")),
+        "agreements": (an_agreement(), an_agreement(variant="second call"), an_agreement(point={"batch": 32})),
         "seconds": 8.0,
         "profile": "cpu-v3",
         "torch": "2.13.0+cpu",

@@ -12,22 +12,17 @@ from math import prod
 from aot.errors import MalformedDocument
 from aot.runtime.expression import FUNCTIONS, read_expression
 from aot.schema.artifact import Artifact
-from aot.schema.guard import InputGuard
+from aot.schema.guard import RELATIONS, InputGuard
 from aot.schema.recipe import Dimension
 
 Point = dict[str, int]
 Sizes = tuple[tuple[int, ...], ...]
 
 MOST_POINTS = 8
-# Where a dimension has no upper bound, or one beyond any real call (an export writes 2**63 - 1 for "no limit").
-OPEN_END = 1 << 20
+# Where a dimension has no upper bound.
 OPEN_SIZE = 1024
 # Elements of all inputs together, beyond which an open dimension is tried at a smaller size.
 OPEN_ELEMENTS = 1 << 22
-
-# Guards that relate sizes to each other: a corner that breaks one of them lies outside of the coverage. The others
-# (dtype, rank, size, range, stride) must hold at every corner, or the artifact does not answer for its own coverage.
-RELATIONS = frozenset({"equal", "divisible", "expression"})
 
 
 def points_of(
@@ -60,9 +55,9 @@ def points_of(
 def boundaries(dimension: Dimension) -> tuple[int, ...]:
     """Return the lowest size, the next one and the highest, each once: 1, 2, 32 for the range 1 to 32."""
     step = max(1, dimension.multiple_of)
-    low = _round_up(max(dimension.low, 1), step)
-    bounded = dimension.high is not None and dimension.high < OPEN_END
-    high = max(low, (dimension.high if bounded and dimension.high else OPEN_SIZE) // step * step)
+    low, high = dimension.ends[0], dimension.ends[-1]
+    if dimension.is_open:
+        high = max(low, OPEN_SIZE // step * step)
     return tuple(dict.fromkeys(size for size in (low, low + step, high) if size <= high))
 
 
@@ -151,7 +146,7 @@ def _is_within(point: Mapping[str, int], dimensions: Sequence[Dimension]) -> boo
 
 def _within_reach(point: Point, dimensions: Sequence[Dimension], sizes_at: Callable[[Point], Sizes]) -> Point:
     """Halve dimensions that have no upper bound until the inputs together are small enough."""
-    open_ones = [one for one in dimensions if one.high is None or one.high >= OPEN_END]
+    open_ones = [one for one in dimensions if one.is_open]
     reached = dict(point)
     for _ in range(OPEN_SIZE.bit_length() if open_ones else 0):
         if sum(prod(shape) for shape in sizes_at(reached)) <= OPEN_ELEMENTS:
@@ -160,7 +155,3 @@ def _within_reach(point: Point, dimensions: Sequence[Dimension], sizes_at: Calla
             step = max(1, one.multiple_of)
             reached[one.name] = max(boundaries(one)[0], reached[one.name] // 2 // step * step)
     return reached
-
-
-def _round_up(size: int, step: int) -> int:
-    return -(-size // step) * step

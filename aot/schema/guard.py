@@ -6,6 +6,10 @@ meets a newer artifact without an error and without using it.
 
 from aot.schema.codec import Document
 
+# Kinds of input guards that relate sizes to each other or to a step: a corner of a coverage that breaks one of them
+# lies outside of it. All others (dtype, rank, size, range, stride) must hold at every corner.
+RELATIONS = frozenset({"equal", "divisible", "expression"})
+
 
 class HostGuard(Document, kw_only=True):
     """A condition on the host. `value` is read by the rule of that kind in `aot.select`."""

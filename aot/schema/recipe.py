@@ -9,6 +9,7 @@ class Route(StrEnum):
     PACKAGE = "package"
     CACHE = "cache"
     FUNCTION = "function"
+    KERNEL = "kernel"  # one Triton kernel a region, as a code object for the driver
 
 
 class Mode(StrEnum):
@@ -37,6 +38,9 @@ class Randomness(StrEnum):
     UNCHECKED = "unchecked"  # built; qualified without the numerics, and marked so
 
 
+OPEN_END = 1 << 20
+
+
 class Dimension(Document, kw_only=True):
     """One named size: a range [low, high] in steps of `multiple_of`, or a few buckets compiled one by one."""
 
@@ -45,6 +49,20 @@ class Dimension(Document, kw_only=True):
     high: int | None = None
     multiple_of: int = 1
     buckets: tuple[int, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no upper end, or one beyond any real call (an export writes 2**63 - 1 for "no limit")."""
+        return self.high is None or self.high >= OPEN_END
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The lowest size, and the highest where there is one, each once. Nobody calls with a size of zero."""
+        step = max(1, self.multiple_of)
+        low = -(-max(self.low, 1) // step) * step
+        if self.high is None or self.is_open:
+            return (low,)
+        return tuple(dict.fromkeys((low, max(low, self.high // step * step))))
 
 
 class Recipe(Document, kw_only=True):

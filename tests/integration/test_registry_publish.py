@@ -275,6 +275,7 @@ def test_equal_blobs_of_two_artifacts_are_uploaded_and_linked_once(service: Serv
     claim = service.claim("cpu-v3")
     exact = an_artifact(coverage=a_coverage(kind=CoverageKind.EXACT))
     of_both = [an_agreement(artifact=index, variant=variant) for index in (0, 1) for variant in ("", "second call")]
+    of_both += [an_agreement(artifact=index, point={"batch": 32}) for index in (0, 1)]
     proof = a_qualification(agreements=tuple(of_both))
     manifest = a_manifest(artifacts=(an_artifact(), exact), qualification=proof)
     assert service.upload(manifest.blobs, token=claim.token) == [a_file().digest]

@@ -6,9 +6,13 @@ import pytest
 
 from aot.proof import faults_of
 from aot.schema.artifact import Artifact, Winner
+from aot.schema.capability import Capability
+from aot.schema.guard import InputGuard
 from aot.schema.manifest import Manifest
-from aot.schema.recipe import Randomness, Recipe, Route
+from aot.schema.recipe import Dimension, Randomness, Recipe, Route
+from aot.schema.report import Emulation
 from tests.builders import (
+    a_coverage,
     a_frozen_spec,
     a_manifest,
     a_qualification,
@@ -21,6 +25,7 @@ from tests.builders import (
 )
 
 DRAWS = "unchecked: draws random numbers"
+AT_THE_END = an_agreement(point={"batch": 32}, weights="given")
 USUAL = Recipe()
 PICKY = Recipe(require_faster=True)
 
@@ -55,15 +60,77 @@ def test_a_whole_proof_has_no_fault() -> None:
         ({"torch": "2.12.0+cpu"}, "it was proven on cpu-v3 with torch 2.12.0+cpu"),
         ({"agreements": ()}, "artifact 0 was not compared with eager"),
         (
-            {"agreements": (an_agreement(weights="given"), an_agreement(weights="given", variant="second call"))},
+            {
+                "agreements": (
+                    an_agreement(weights="given"),
+                    an_agreement(weights="given", variant="second call"),
+                    AT_THE_END,
+                )
+            },
             "artifact 0 was not compared under perturbed weights",
         ),
-        ({"agreements": (an_agreement(),)}, "artifact 0 was not compared in a second call"),
+        ({"agreements": (an_agreement(), AT_THE_END)}, "artifact 0 was not compared in a second call"),
+        (
+            {"agreements": a_qualification().agreements[:2]},
+            "artifact 0 was not compared with eager at batch 32, where its coverage ends",
+        ),
+        (
+            {"agreements": (an_agreement(point={"batch": 2}, variant="second call"), AT_THE_END)},
+            "artifact 0 was not compared with eager at batch 1, where its coverage ends",
+        ),
         ({"numerics": DRAWS}, f"its numerics are {DRAWS}, which the recipe does not allow"),
     ],
 )
 def test_each_thing_that_a_proof_lacks_is_said(proof: dict[str, Any], fault: str) -> None:
     assert faults_of(proven(**proof)) == (fault,)
+
+
+def tried_at(*batches: int) -> dict[str, Any]:
+    calls = [an_agreement(point={"batch": batch}, variant="second call") for batch in batches]
+    return {"agreements": (*calls, an_agreement(point={"other": 1}))}
+
+
+def in_steps(**dimension: Any) -> Artifact:
+    named = Dimension(**({"name": "batch", "low": 1, "high": 32} | dimension))
+    return an_artifact(coverage=a_coverage(dimensions=(named,)))
+
+
+@pytest.mark.parametrize(
+    ("artifact", "batches"),
+    [
+        (in_steps(low=3, high=30, multiple_of=8), (8, 24)),
+        (in_steps(low=0), (1, 32)),  # nobody calls with a size of zero
+        (in_steps(high=None), (1,)),  # an end that is nowhere cannot be tried
+        (in_steps(low=4, high=4), (4,)),
+    ],
+)
+def test_the_ends_of_a_range_are_those_that_a_call_can_have(artifact: Artifact, batches: tuple[int, ...]) -> None:
+    assert faults_of(proven((artifact,), **tried_at(*batches))) == ()
+    assert len(faults_of(proven((artifact,), **tried_at(*(size + 1 for size in batches))))) == len(batches)
+
+
+@pytest.mark.parametrize(
+    ("guard", "may_miss_ends"),
+    [
+        (InputGuard(kind="expression", value="s[0][0] * 4 <= 64"), True),
+        (InputGuard(kind="equal", input=0, dim=0, other=(0, 1)), True),
+        (InputGuard(kind="equal", input=0, dim=0, other=(1, 0)), False),  # the same dimension in another input
+        (InputGuard(kind="divisible", input=0, dim=0, low=5), True),
+        (InputGuard(kind="range", input=0, dim=0, low=1, high=32), False),
+    ],
+)
+def test_an_end_may_be_out_of_reach_only_where_a_guard_ties_sizes(guard: InputGuard, may_miss_ends: bool) -> None:
+    plain = an_artifact()
+    artifact = altered(plain, input_guards=(*plain.input_guards, guard), inputs=(*plain.inputs, *plain.inputs))
+    assert (faults_of(proven((artifact,), **tried_at(1))) == ()) is may_miss_ends
+
+
+def test_a_step_that_the_dimension_has_itself_ties_nothing() -> None:
+    stepped = in_steps(low=4, high=32, multiple_of=4)
+    guard = InputGuard(kind="divisible", input=0, dim=0, low=4)
+    artifact = altered(stepped, input_guards=(*stepped.input_guards, guard))
+    assert faults_of(proven((artifact,), **tried_at(4, 32))) == ()
+    assert len(faults_of(proven((artifact,), **tried_at(4)))) == 1
 
 
 def test_a_difference_is_a_fault_that_gives_its_size() -> None:
@@ -81,7 +148,7 @@ def test_every_artifact_is_proven_for_itself() -> None:
 
 
 def test_a_frozen_bundle_needs_no_perturbed_weights_but_a_comparison() -> None:
-    given = a_qualification(agreements=(an_agreement(weights="given"),))
+    given = a_qualification(agreements=(an_agreement(weights="given"), AT_THE_END))
     assert faults_of(a_manifest(a_frozen_spec(), qualification=given)) == ()
     nothing = a_qualification(agreements=())
     assert faults_of(a_manifest(a_frozen_spec(), qualification=nothing)) == ("artifact 0 was not compared with eager",)
@@ -121,3 +188,45 @@ def test_a_speed_that_cannot_be_is_a_fault_and_no_crash() -> None:
     assert faults_of(proven((an_artifact(speeds=(impossible,)),), recipe=PICKY)) == (
         "artifact 0 has a speed that cannot be",
     )
+
+
+V3, V4 = Capability("cpu:x86-64-v3"), Capability("cpu:x86-64-v4")
+
+
+def emulated(**deviations: Any) -> Emulation:
+    fields: dict[str, Any] = {"agreements": (an_agreement(),), "start": a_start_proof(), "cpu": V3}
+    return Emulation(emulator="qemu-x86_64 7.2.22", model="Haswell-noTSX", **(fields | deviations))
+
+
+def test_a_proof_on_an_emulated_cpu_of_the_level_has_no_fault() -> None:
+    assert faults_of(proven(host_cpu=V4, emulation=emulated())) == ()
+
+
+def test_a_host_above_the_level_must_be_accounted_for() -> None:
+    fault = "it was proven on a CPU of cpu:x86-64-v4 alone, and nothing says why not on one of cpu:x86-64-v3"
+    assert faults_of(proven(host_cpu=V4)) == (fault,)
+    assert faults_of(proven(host_cpu=V4, not_run="no emulator")) == ()
+    assert faults_of(proven(host_cpu=V3)) == ()
+
+
+@pytest.mark.parametrize(
+    ("deviations", "fault"),
+    [
+        ({"cpu": V4}, "it was proven on an emulated CPU of cpu:x86-64-v4, wanted cpu:x86-64-v3"),
+        ({"start": a_start_proof(processes=("/usr/bin/g++",))}, "a fresh process started others: /usr/bin/g++"),
+        (
+            {"start": a_start_proof(counted_by="polling")},
+            "the processes of a fresh start were counted by polling, wanted ptrace",
+        ),
+        ({"recompiles": 1}, "it compiled again 1 times"),
+        ({"agreements": ()}, "artifact 0 was not compared with eager"),
+        (
+            {"agreements": (an_agreement(agrees=False, max_error=3.0, eager_error=0.0),)},
+            "artifact 0 at {'batch': 1} differs from float64 by 3, eager by 0",
+        ),
+    ],
+)
+def test_what_fails_in_emulation_is_a_fault_of_the_proof(deviations: dict[str, Any], fault: str) -> None:
+    (found,) = faults_of(proven(host_cpu=V4, emulation=emulated(**deviations)))
+    assert found.endswith(fault)
+    assert "on an emulated CPU of cpu:x86-64-v" in found
