@@ -25,7 +25,7 @@ TORCH_INDEX ?=
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[compile,server,demo,test]' ruff
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[compile,kernels,server,demo,test]' ruff
 	touch $@
 
 clean:

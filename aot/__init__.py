@@ -56,7 +56,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'aot' has no attribute {name!r}")
-    value = getattr(import_module(_PLACES[name]), name)
+    from aot.pause import no_full_collection
+
+    with no_full_collection():
+        value = getattr(import_module(_PLACES[name]), name)
     globals()[name] = value
     return value
 

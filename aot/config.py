@@ -16,6 +16,7 @@
 | AOT_DATA_DIR      | directory of `aot up`                                          | ~/.local/share/aot         |
 | AOT_PROFILE       | name of the profile to be or to ask for                        | observed                   |
 | AOT_TRUST_SOURCES | namespaces whose sources may run without a sandbox             | none                       |
+| GITHUB_SHA, CI_COMMIT_SHA | set by CI: the commit of a source that git knows nothing of | none                  |
 """
 
 import os
@@ -55,6 +56,7 @@ class Config:
     timeout_seconds: float = TIMEOUT_SECONDS
     profile: Name | None = None
     trust_sources: frozenset[Namespace] = frozenset()
+    ci_commit: str | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -77,6 +79,7 @@ class Config:
             trust_sources=frozenset(
                 _parsed("AOT_TRUST_SOURCES", part, Namespace.parse) for part in _parts(values, "AOT_TRUST_SOURCES")
             ),
+            ci_commit=values.get("GITHUB_SHA") or values.get("CI_COMMIT_SHA") or None,
         )
 
     def with_cache_dir(self, cache_dir: Path) -> Self:

@@ -29,7 +29,7 @@ provenance) are values and do not appear here.
     │  └─ BundleWithdrawn
     └─ Unavailable                    try later; the only family that is retried
        ├─ RegistryUnreachable · StorageUnavailable · QueueUnavailable · BlobPending · LocalStorageFull · DirectoryInUse
-       └─ RateLimited
+       └─ RateLimited · BuildUnfinished
 """
 
 from collections.abc import Iterator, Mapping
@@ -307,6 +307,12 @@ class BlobPending(Unavailable):
     """The registry has not finished hashing an upload; publish again shortly."""
 
     code = "blob-pending"
+
+
+class BuildUnfinished(Unavailable):
+    """A followed build goes on beyond the time that was given to it: wait again, or cancel it."""
+
+    code = "build-unfinished"
 
 
 class LocalStorageFull(Unavailable):

@@ -12,7 +12,7 @@ from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor, FactorChange, Fingerprint
 from aot.schema.profile import Profile
 from aot.schema.recipe import Route
-from aot.schema.spec import FactorySource, Spec
+from aot.schema.spec import FactorySource, KernelSource, Spec
 
 # Part of every key: a change in how we compile (settings, guards) must not answer with what an older version built.
 BUILD_GENERATION = 1
@@ -21,6 +21,8 @@ BUILD_GENERATION = 1
 def factors_of(spec: Spec, profile: Profile) -> tuple[Factor, ...]:
     """Return every factor of the build that `spec` asks of `profile`, in their fixed order."""
     source, recipe, toolchain = spec.source, spec.recipe, profile.toolchain
+    if isinstance(source, KernelSource):
+        return _factors_of_kernels(source, profile)
     packed = source.tree.digest if isinstance(source, FactorySource) else source.program.digest
     values: list[tuple[str, object]] = [
         ("generation", BUILD_GENERATION),
@@ -54,6 +56,20 @@ def factors_of(spec: Spec, profile: Profile) -> tuple[Factor, ...]:
         values.append(("python", ".".join(toolchain.python.split(".")[:2])))
     if recipe.freeze:
         values.append(("weights", sorted((file.path, file.digest) for file in spec.weights)))
+    return tuple(Factor.of(name, value) for name, value in values)
+
+
+def _factors_of_kernels(source: KernelSource, profile: Profile) -> tuple[Factor, ...]:
+    """Triton brings its own LLVM and ptxas, so neither torch nor a C++ compiler nor the host is a factor."""
+    values: tuple[tuple[str, object], ...] = (
+        ("generation", BUILD_GENERATION),
+        ("source", source.tree.digest),
+        ("entry", source.entry),
+        ("requirements", sorted(source.requirements)),
+        ("capability", profile.capability),
+        ("triton", profile.toolchain.triton),
+        ("signatures", sorted(source.signatures, key=lambda signature: signature.name)),
+    )
     return tuple(Factor.of(name, value) for name, value in values)
 
 

@@ -4,13 +4,14 @@ The pipeline asks before it uploads, the registry before it signs (design.md, se
 unqualified"). The worker measured; what is checked here is that it measured everything, and that it all passed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
 from aot.schema.artifact import Artifact, Winner
+from aot.schema.guard import RELATIONS, InputGuard
 from aot.schema.manifest import Manifest
 from aot.schema.recipe import Randomness, Route
-from aot.schema.report import Qualification
+from aot.schema.report import Emulation, Qualification, StartProof
 
 CHECKED = "checked"
 PTRACE = "ptrace"
@@ -23,8 +24,9 @@ def faults_of(manifest: Manifest) -> tuple[str, ...]:
     return tuple(
         (
             *_of_place(manifest),
-            *_of_start(manifest),
+            *_of_start(manifest, manifest.qualification.start),
             *_of_calls(manifest.qualification),
+            *_of_emulation(manifest),
             *_of_coverage(manifest),
             *_of_speed(manifest),
         )
@@ -37,8 +39,7 @@ def _of_place(manifest: Manifest) -> Iterator[str]:
         yield f"it was proven on {proof.profile or 'no profile'} with torch {proof.torch or 'unknown'}"
 
 
-def _of_start(manifest: Manifest) -> Iterator[str]:
-    start = manifest.qualification.start
+def _of_start(manifest: Manifest, start: StartProof | None) -> Iterator[str]:
     if start is None:
         yield "no fresh process has loaded it"
         return
@@ -52,7 +53,27 @@ def _of_start(manifest: Manifest) -> Iterator[str]:
         yield f"a fresh process imported the compiler: {', '.join(start.compiler_modules[:MOST_NAMED])}"
 
 
-def _of_calls(proof: Qualification) -> Iterator[str]:
+def _of_emulation(manifest: Manifest) -> Iterator[str]:
+    """Yield what an emulated proof lacks; and a host of a higher level than the profile's that nobody accounts for."""
+    proof, wanted = manifest.qualification, manifest.profile.capability
+    emulation = proof.emulation
+    if emulation is None:
+        if proof.host_cpu is not None and wanted.family == "cpu" and proof.host_cpu != wanted and not proof.not_run:
+            yield f"it was proven on a CPU of {proof.host_cpu} alone, and nothing says why not on one of {wanted}"
+        return
+    where = f"on an emulated CPU of {emulation.cpu}, "
+    if emulation.cpu != wanted:
+        yield f"it was proven {where}wanted {wanted}"
+    found = (*_of_start(manifest, emulation.start), *_of_calls(emulation))
+    yield from (f"{where}{fault}" for fault in found)
+    if proof.numerics != CHECKED:
+        return
+    for index in range(len(manifest.artifacts)):
+        if all(agreement.artifact != index for agreement in emulation.agreements):
+            yield f"{where}artifact {index} was not compared with eager"
+
+
+def _of_calls(proof: Qualification | Emulation) -> Iterator[str]:
     if proof.recompiles:
         yield f"it compiled again {proof.recompiles} times"
     for agreement in proof.agreements:
@@ -79,8 +100,44 @@ def _of_coverage(manifest: Manifest) -> Iterator[str]:
                 yield f"artifact {index} was not compared under {PERTURBED} weights"
             if all(agreement.variant != SECOND_CALL for agreement in own):
                 yield f"artifact {index} was not compared in a {SECOND_CALL}"
+        for end in _untried_ends(artifact, [agreement.point for agreement in own]) if own else ():
+            yield f"artifact {index} was not compared with eager at {end}, where its coverage ends"
         if not artifact.speeds:
             yield f"artifact {index} was not measured against eager's speed"
+
+
+def _untried_ends(artifact: Artifact, points: Sequence[dict[str, int]]) -> Iterator[str]:
+    """Yield each end of each range at which there was no call: what goes wrong goes wrong at the ends.
+
+    Where a guard ties sizes together, an end may lie outside of the coverage, and only the program knows.
+    """
+    if any(_ties_sizes(guard, artifact) for guard in artifact.input_guards):
+        return
+    for dimension in artifact.coverage.dimensions:
+        tried = {point[dimension.name] for point in points if dimension.name in point}
+        for end in dimension.ends:
+            if end not in tried:
+                yield f"{dimension.name} {end}"
+
+
+def _ties_sizes(guard: InputGuard, artifact: Artifact) -> bool:
+    """Whether the guard says more of the sizes than the names of the dimensions and their steps do."""
+    if guard.kind not in RELATIONS:
+        return False
+    name = _size_at(artifact, guard.input, guard.dim)
+    if guard.kind == "equal" and guard.other is not None:
+        return name is None or name != _size_at(artifact, *guard.other)
+    if guard.kind == "divisible" and guard.low:
+        steps = [one.multiple_of for one in artifact.coverage.dimensions if one.name == name]
+        return not any(step % guard.low == 0 for step in steps)
+    return True
+
+
+def _size_at(artifact: Artifact, index: int | None, dim: int | None) -> int | str | None:
+    if index is None or dim is None or not 0 <= index < len(artifact.inputs):
+        return None
+    shape = artifact.inputs[index].shape
+    return shape[dim] if 0 <= dim < len(shape) else None
 
 
 def _of_speed(manifest: Manifest) -> Iterator[str]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from msgspec import Struct
+
 from aot.errors import InvalidConfig, MalformedDocument, SignatureRejected
 from aot.schema.codec import decode, encode
 from aot.schema.digest import BuildKey, Digest
@@ -30,8 +32,7 @@ SIGNATURES = 32  # the most that an envelope may carry
 _KEY_BYTES = 32
 
 
-@dataclass(frozen=True)
-class PublicKey:
+class PublicKey(Struct, frozen=True):
     """One key that may be trusted, written `ed25519:` and base64 of its 32 bytes."""
 
     raw: bytes
@@ -70,8 +71,7 @@ class PublicKey:
         return True
 
 
-@dataclass(frozen=True)
-class TrustedKeys:
+class TrustedKeys(Struct, frozen=True):
     """The keys whose signature is believed. They come from outside the registry, never from it."""
 
     keys: tuple[PublicKey, ...] = ()

@@ -24,7 +24,8 @@ def main() -> None:
     marks["torch"] = time.perf_counter()
     source = MODELS[options.model].import_module()
     module = source.build_module(**({"random_weights": True} if options.weights == "random" else {}))
-    inputs = source.example_inputs()
+    module = module.to(options.device)
+    inputs = tuple(value.to(options.device) for value in source.example_inputs())
     marks["model"] = time.perf_counter()
     with torch.inference_mode():
         run = _route(options, module, torch)
@@ -32,7 +33,7 @@ def main() -> None:
         output = run(*inputs)
         float(output.sum())
         marks["call"] = time.perf_counter()
-        _say("first-output", seconds=_spans(marks), modules=_compiler_modules())
+        _say("first-output", seconds=_spans(marks), cpu_seconds=time.thread_time(), modules=_compiler_modules())
         if options.measure:
             speed = _measure(run, inputs, options.measure, options.calls)
             _say("measured", **speed, **_errors(run, module, inputs, torch))
@@ -50,6 +51,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("route", choices=ROUTES)
     parser.add_argument("model")
     parser.add_argument("--mode", default="max-autotune-no-cudagraphs")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--reference", default="")
     parser.add_argument("--lock")
     parser.add_argument("--file", default="")
@@ -75,11 +77,13 @@ def _route(options: argparse.Namespace, module: Any, torch: Any) -> Any:
 def _measure(run: Any, inputs: Any, seconds: float, calls: int) -> dict[str, Any]:
     for _ in range(3):
         run(*inputs)
+    _synchronize(inputs)
     times: list[float] = []
     ending = time.perf_counter() + seconds
     while len(times) < calls and (time.perf_counter() < ending or len(times) < 10):
         started = time.perf_counter()
         run(*inputs)
+        _synchronize(inputs)
         times.append(time.perf_counter() - started)
     times.sort()
     return {
@@ -87,6 +91,13 @@ def _measure(run: Any, inputs: Any, seconds: float, calls: int) -> dict[str, Any
         "p90_ms": 1e3 * times[int(len(times) * 0.9)],
         "calls": len(times),
     }
+
+
+def _synchronize(inputs: Any) -> None:
+    if inputs[0].device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
 
 
 def _errors(run: Any, module: Any, inputs: Any, torch: Any) -> dict[str, float]:

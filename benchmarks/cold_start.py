@@ -3,6 +3,8 @@
 `python -m benchmarks.cold_start [--models minilm,decoder,resnet] [--pairs 9] [--jit 3]` builds each model through a
 service of its own, pulls the bundle to a node cache, and writes `benchmarks/results/cold-start-<host>.json`.
 A node that is warm and pinned by digest asks nothing of the registry, so the registry is down while this measures.
+Pairs alternate in which of the two goes first, since a machine that slows down or warms up would favour one. CPU time
+is the main thread's until the first output: OpenMP's other threads burn as much while they wait as while they work.
 """
 
 import argparse
@@ -13,13 +15,14 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aot.environment import observe_environment
 from benchmarks.models import MODELS, Model
 from benchmarks.service import ROOT, Service, running_service
-from benchmarks.starts import clean_environ, count_processes, median_ratio, start_child
+from benchmarks.starts import Start, clean_environ, count_processes, median_ratio, start_child
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -61,42 +64,63 @@ def build(service: Service, model: Model) -> str:
 def measure(
     model: Model, reference: str, environ: dict[str, str], caches: Path, *, pairs: int, jit: int
 ) -> dict[str, Any]:
-    """Eager and ours in turn, after one of each to fill the page cache; then JIT on empty compiler caches."""
+    """Pairs of eager and ours, then both in their steady state, then JIT on empty compiler caches."""
     eager_environ = clean_environ(caches / "eager")
     ours_environ = clean_environ(caches / "ours", **environ)
+    eager_arguments = ["eager", model.name]
     ours_arguments = ["ours", model.name, "--reference", reference]
-    eager_starts, ours_starts = [], []
-    for pair in range(-1, pairs):
-        print(f"{model.name}: pair {pair + 1} of {pairs}", file=sys.stderr)
-        eager = start_child(["eager", model.name], eager_environ)
-        ours = start_child(ours_arguments, ours_environ)
-        if pair >= 0:
-            eager_starts.append(eager)
-            ours_starts.append(ours)
+    eager_starts, ours_starts = start_pairs(
+        lambda: start_child(eager_arguments, eager_environ),
+        lambda: start_child(ours_arguments, ours_environ),
+        pairs=pairs,
+        title=model.name,
+    )
     assert all(start.done["counters"]["eager"] == 0 for start in ours_starts), ours_starts[0].done
-    eager_seconds = [start.seconds for start in eager_starts]
-    ours_seconds = [start.seconds for start in ours_starts]
-    ratio, least, most = median_ratio(ours_seconds, eager_seconds)
     extra = sorted(set(ours_starts[0].first["modules"]) - set(eager_starts[0].first["modules"]))
     speed = {
-        "eager": start_child(["eager", model.name, "--measure", "5"], eager_environ).measured,
+        "eager": start_child([*eager_arguments, "--measure", "5"], eager_environ).measured,
         "ours": start_child([*ours_arguments, "--measure", "5"], ours_environ).measured,
     }
     cold = [start_child(["jit", model.name], clean_environ(caches / f"jit-{run}")).seconds for run in range(jit)]
     return {
         "model": model.name,
         "title": model.title,
-        "eager_seconds": eager_seconds,
-        "ours_seconds": ours_seconds,
-        "ratio_median": ratio,
-        "ratio_range": [least, most],
-        "added_seconds": statistics.median(one - other for one, other in zip(ours_seconds, eager_seconds, strict=True)),
+        **compare([start.seconds for start in ours_starts], [start.seconds for start in eager_starts]),
+        "cpu": compare([start.cpu_seconds for start in ours_starts], [start.cpu_seconds for start in eager_starts]),
         "load_seconds": statistics.median(start.first["seconds"]["load"] for start in ours_starts),
         "compiler_modules_beyond_eager": extra,
         "compiler_modules": len(ours_starts[0].first["modules"]),
         "processes": count_processes(ours_arguments, ours_environ),
         "jit_cold_seconds": cold,
         "steady": speed,
+    }
+
+
+def start_pairs(
+    eager: Callable[[], Start], ours: Callable[[], Start], *, pairs: int, title: str
+) -> tuple[list[Start], list[Start]]:
+    """The starts of each, pair by pair. A first pair fills the page cache and writes bytecode, and does not count."""
+    eager_starts, ours_starts = [], []
+    for pair in range(pairs + 1):
+        print(f"{title}: pair {pair} of {pairs}", file=sys.stderr)
+        if pair % 2:
+            ours_starts.append(ours())
+            eager_starts.append(eager())
+        else:
+            eager_starts.append(eager())
+            ours_starts.append(ours())
+    return eager_starts[1:], ours_starts[1:]
+
+
+def compare(ours_seconds: list[float], eager_seconds: list[float]) -> dict[str, Any]:
+    """Both, pair by pair, with the median of the ratios and of the differences."""
+    ratio, least, most = median_ratio(ours_seconds, eager_seconds)
+    return {
+        "eager_seconds": eager_seconds,
+        "ours_seconds": ours_seconds,
+        "ratio_median": ratio,
+        "ratio_range": [least, most],
+        "added_seconds": statistics.median(one - other for one, other in zip(ours_seconds, eager_seconds, strict=True)),
     }
 
 
@@ -119,7 +143,10 @@ def default_label() -> str:
 
 
 def print_report(results: list[dict[str, Any]]) -> None:
-    titles = ("eager", 8), ("ours", 8), ("ratio (range)", 20), ("added", 8), ("JIT cold", 9), ("p50 ours/eager", 18)
+    titles = (
+        *(("eager", 8), ("ours", 8), ("ratio (range)", 20), ("added", 8), ("CPU ratio", 9), ("CPU added", 9)),
+        *(("JIT cold", 9), ("p50 ours/eager", 18)),
+    )
     print(f"{'model':10} " + " ".join(f"{title:>{width}}" for title, width in titles))
     for one in results:
         eager, ours = statistics.median(one["eager_seconds"]), statistics.median(one["ours_seconds"])
@@ -129,7 +156,8 @@ def print_report(results: list[dict[str, Any]]) -> None:
         steady = one["steady"]
         pair = f"{steady['ours']['p50_ms']:.1f}/{steady['eager']['p50_ms']:.1f} ms"
         added = f"{one['added_seconds'] * 1000:.0f} ms"
-        print(f"{one['model']:10} {eager:6.2f} s {ours:6.2f} s {spread:>20} {added:>8} {cold:>9} {pair:>18}")
+        cpu = f"{one['cpu']['ratio_median']:9.3f} {one['cpu']['added_seconds'] * 1000:6.0f} ms"
+        print(f"{one['model']:10} {eager:6.2f} s {ours:6.2f} s {spread:>20} {added:>8} {cpu} {cold:>9} {pair:>18}")
 
 
 def _parse() -> argparse.Namespace:

@@ -74,13 +74,16 @@ def measure(service: Service, bundles: dict[str, str]) -> list[tuple[str, ...]]:
         "ours": ["ours", MODEL.name, "--reference", bundles["minilm"]],
         "ours, frozen": ["ours", MODEL.name, "--reference", bundles["minilm-frozen"]],
     }
+    # Both begin on empty caches, so they are counted by another run on empty ones.
+    counted = {
+        "JIT, cold": clean_environ(caches / "jit-counted"),
+        "Mega-Cache": clean_environ(caches / "mega-counted"),
+    }
     rows = []
     for route in arguments:
         say(f"measuring: {route}")
         start = start_child([*arguments[route], "--measure", "3"], environ[route])
-        cold = route in ("JIT, cold", "Mega-Cache")  # counted by a second run on empty caches
-        counted = clean_environ(caches / f"{route}-counted") if cold else environ[route]
-        processes = count_processes(arguments[route], counted)
+        processes = count_processes(arguments[route], counted.get(route, environ[route]))
         rows.append(row(route, start, processes, tuned(service, bundles, route, start)))
     return rows
 

@@ -15,13 +15,15 @@ from typing import Any
 from aot.sandbox import Limits, run_child
 
 ROOT = Path(__file__).resolve().parents[1]
+_NOT_KEPT = ("TMPDIR", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True)
 class Start:
-    """One process: seconds to its first output, and what it said."""
+    """One process: seconds to its first output, by the clock and of CPU time, and what it said."""
 
     seconds: float
+    cpu_seconds: float
     first: dict[str, Any]
     measured: dict[str, Any]
     done: dict[str, Any]
@@ -53,11 +55,15 @@ def start_child(arguments: Sequence[str], environ: Mapping[str, str]) -> Start:
             errors.seek(0)
             tail = errors.read().decode(errors="replace")[-3000:]
             raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}:\n{tail}")
-    return Start(seconds, said["first-output"], said.get("measured", {}), said["done"])
+    first = said["first-output"]
+    return Start(seconds, first["cpu_seconds"], first, said.get("measured", {}), said["done"])
 
 
 def count_processes(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Run one child again and return every program that it started, counted from outside."""
+    """Run one child again and return every program that it started, counted from outside.
+
+    Raises RuntimeError where it fails: what had been started by then is no count of anything.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         ended = run_child(
             [sys.executable, "-m", "benchmarks.child", *arguments],
@@ -70,16 +76,23 @@ def count_processes(arguments: Sequence[str], environ: Mapping[str, str]) -> lis
             writable=(Path(scratch),),
             count_processes=True,
         )
-    assert ended.processes is not None
+    if ended.code != 0 or ended.processes is None:
+        raise RuntimeError(f"{' '.join(arguments)} ended with {ended.kind} {ended.code}:\n{ended.stderr_tail[-3000:]}")
     return [str(program.path) for program in ended.processes.programs]
 
 
 def clean_environ(cache: Path, **extra: str) -> dict[str, str]:
-    """An environment with compiler caches of its own below `cache`, and nothing of ours but `extra`."""
+    """An environment with compiler caches of its own below `cache`, and nothing of ours but `extra`.
+
+    Bytecode is written, as it is for an installed package: this tree is one that is run from its sources.
+    Raises ValueError for a path with white space, which Inductor puts unquoted into its compiler's command line.
+    """
+    if any(letter.isspace() for letter in str(cache)):
+        raise ValueError(f"a compiler cache cannot lie in {str(cache)!r}: the path has white space")
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("AOT_", "TORCHINDUCTOR_", "TRITON_")) and name != "TMPDIR"
+        if not name.startswith(("AOT_", "TORCHINDUCTOR_", "TRITON_")) and name not in _NOT_KEPT
     }
     (cache / "tmp").mkdir(parents=True, exist_ok=True)
     return {**kept, "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TMPDIR": str(cache / "tmp"), **extra}

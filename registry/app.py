@@ -7,7 +7,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 
 from aot.schema.text import Text
-from registry.api import auth, blobs, builds, bundles, claims, errors, fleet, health
+from registry.api import auth, blobs, builds, bundles, claims, errors, fleet, health, kernels
 from registry.api.index import index
 from registry.api.openapi import WireSchemas, describe_wire_types, openapi_config
 from registry.db import fleet as fleet_rows
@@ -21,6 +21,7 @@ ROUTES = (
     *claims.ROUTES,
     *blobs.ROUTES,
     *bundles.ROUTES,
+    *kernels.ROUTES,
     *fleet.ROUTES,
     *health.ROUTES,
 )

@@ -18,7 +18,7 @@ from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.recipe import Dimension, Mode, Recipe, Regions
 from aot.schema.report import Phase
 from aot.schema.state import BuildState, BundleState
-from aot.schema.wire import blobs, builds, bundles, errors, workers
+from aot.schema.wire import blobs, builds, bundles, errors, kernels, workers
 from aot.select import Policy, select
 from tests.builders import (
     a_frozen_spec,
@@ -32,6 +32,7 @@ from tests.builders import (
     an_environment,
     manifest_text,
 )
+from tests.kernel_builders import a_kernel_manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -90,6 +91,7 @@ def documents() -> dict[str, Any]:
         "manifest": a_manifest(),
         "manifest-frozen": a_manifest(a_frozen_spec()),
         "manifest-gpu": a_manifest(a_spec(profile="h100", recipe=rich), profile=a_gpu_profile()),
+        "manifest-kernel": a_kernel_manifest(),
         "envelope": ENVELOPE,
         "selection": a_selection(),
         "environment": an_environment(),
@@ -177,6 +179,30 @@ def messages() -> dict[str, tuple[Any, Any]]:
             ),
         ),
         "withdraw": (bundles.WithdrawRequest(reason="wrong weights", replacement=digest), bundle_view),
+        "list_kernels": (
+            None,
+            kernels.KernelListing(
+                kernels=(
+                    kernels.KernelView(
+                        name="triton_mm_0",
+                        capability="cuda:sm_90a",
+                        bundle=BUNDLE,
+                        namespace=Namespace("default"),
+                        model=Name("mini"),
+                        profile=Name("h100"),
+                        state=BundleState.LIVE,
+                        artifact=0,
+                        path="cubin/triton_mm_0.cubin",
+                        blob=digest,
+                        size_bytes=3840,
+                        registers=56,
+                        shared_bytes=1024,
+                        spill_bytes=0,
+                    ),
+                ),
+                next=f"2026-01-01T00:00:00+00:00~{BUNDLE}~0",
+            ),
+        ),
         "get_download_links": (blobs.DownloadLinksRequest(digests=(BUNDLE,)), links),
         "register_worker": (
             workers.RegisterRequest(worker=Name("worker-1"), profiles=(profile,)),

@@ -20,7 +20,7 @@ class SymbolRow:
 
 class _Texts:
     def __init__(self) -> None:
-        self.content = b"\0"
+        self.content = bytearray(1)
 
     def add(self, text: str) -> int:
         offset = len(self.content)
@@ -121,6 +121,53 @@ def an_elf_file(
         len(rows) - 1 if with_sections else 0,
     )
     return header + segments + body
+
+
+def code_file(
+    functions: Sequence[tuple[str, bytes]],
+    *,
+    machine: int = 62,
+    symbol_table: int = SHT_SYMTAB,
+    marks: Sequence[tuple[str, int]] = (),
+    inner: Sequence[tuple[str, int, int]] = (),
+    gap: bytes = b"",
+) -> bytes:
+    """Return a file whose .text holds `functions`, one after another with `gap` between them, each with a symbol.
+
+    `marks` are symbols of no kind at offsets into .text, `inner` more functions: name, offset, size.
+    """
+    texts, content, table = _Texts(), b"", bytes(24)
+    start = 64
+    rows = []
+    for name, code in functions:
+        rows.append((texts.add(name), 0x12, len(content), len(code)))
+        content += code + gap
+    rows += [(texts.add(name), 0, offset, 0) for name, offset in marks]
+    rows += [(texts.add(name), 0x12, offset, size) for name, offset, size in inner]
+    table += b"".join(
+        struct.pack("<IBBHQQ", name_offset, kind, 0, 1, BASE_ADDRESS + offset, size)
+        for name_offset, kind, offset, size in rows
+    )
+    names = _Texts()
+    body, placed = content + bytes(-len(content) % 8), []
+    for part in (table, texts.content):
+        placed.append(start + len(body))
+        body += part + bytes(-len(part) % 8)
+    headers = [
+        _section_row(0, 0, 0, 0, 0),
+        struct.pack("<IIQQQQIIQQ", names.add(".text"), 1, 6, BASE_ADDRESS, start, len(content), 0, 0, 16, 0),
+        _section_row(names.add(".symtab"), symbol_table, placed[0], len(table), 3),
+        _section_row(names.add(".strtab"), SHT_STRTAB, placed[1], len(texts.content), 0),
+    ]
+    names_name = names.add(".shstrtab")
+    headers.append(_section_row(names_name, SHT_STRTAB, start + len(body), len(names.content), 0))
+    body += names.content + bytes(-len(names.content) % 8)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        *(b"\x7fELF\x02\x01\x01" + bytes(9), 3, machine, 1, 0, 0, start + len(body), 0, 64, 56, 0, 64),
+        *(len(headers), len(headers) - 1),
+    )
+    return header + body + b"".join(headers)
 
 
 def _version_needs(asked: Mapping[str, Sequence[str]], texts: _Texts) -> bytes:

@@ -14,10 +14,13 @@ from celery.signals import worker_shutting_down
 
 from aot.broker import celery_settings, make_folders
 from aot.client.connect import open_client
+from aot.emulator import Emulator, NoEmulator, find_emulator
 from aot.environment import observe_environment
 from aot.pipeline import observe_profiles
+from aot.qualify.emulated import needs_emulation
 from aot.sandbox import Bubblewrap, find_sandbox
 from aot.schema.names import Name
+from aot.schema.profile import Profile
 from worker.presence import Presence
 from worker.run import Bench
 from worker.scratch import own_scratch
@@ -70,16 +73,30 @@ def _bench_of(settings: Settings, scratch: Path) -> Bench:
     sandbox = find_sandbox()
     if not isinstance(sandbox, Bubblewrap):
         log.warning("no-sandbox reason=%s trusted=%s", sandbox.reason, ",".join(sorted(settings.trust_sources)))
+    environment = observe_environment()
+    profiles = observe_profiles(environment, only=settings.profile)
+    for profile in profiles:
+        if needs_emulation(profile, environment.node.cpu):
+            tell_emulator(profile)
     return Bench(
         name=settings.name,
         client=open_client(settings.url, settings.token),
-        profiles=observe_profiles(observe_environment(), only=settings.profile),
+        profiles=profiles,
         scratch=scratch,
         shared_caches=settings.data_dir / "toolchain",
         sandbox=sandbox if isinstance(sandbox, Bubblewrap) else None,
         trust_sources=settings.trust_sources,
         stopping=threading.Event(),
     )
+
+
+def tell_emulator(profile: Profile) -> None:
+    """Note at start what a proof for a lower level will be worth here."""
+    match find_emulator(profile.capability):
+        case Emulator() as found:
+            log.info("emulator profile=%s program=%s cpu=%s", profile.name, found.version, found.cpu.model)
+        case NoEmulator(reason=reason):
+            log.warning("no-emulator profile=%s reason=%s", profile.name, reason)
 
 
 def _arguments(name: Name, queues: tuple[str, ...]) -> list[str]:

@@ -10,10 +10,28 @@ about to be executed is hashed again first (`verified_path`), so damage is notic
 still swap a file between that and its use, so the directory belongs to the user who runs the model.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from aot.cache.documents import RememberedTag
-from aot.cache.evict import Evicted
 from aot.cache.holds import Hold
-from aot.cache.incoming import Incoming
 from aot.cache.local import LocalCache
 
+if TYPE_CHECKING:
+    from aot.cache.evict import Evicted
+    from aot.cache.incoming import Incoming
+
 __all__ = ["Evicted", "Hold", "Incoming", "LocalCache", "RememberedTag"]
+
+
+def __getattr__(name: str) -> Any:
+    # A node that holds what it loads neither fills nor evicts: it does not import what does.
+    match name:
+        case "Evicted":
+            from aot.cache.evict import Evicted
+
+            return Evicted
+        case "Incoming":
+            from aot.cache.incoming import Incoming
+
+            return Incoming
+    raise AttributeError(f"module 'aot.cache' has no attribute {name!r}")

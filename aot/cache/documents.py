@@ -13,7 +13,7 @@ from aot.errors import MalformedDocument
 from aot.schema.codec import Response, decode, encode
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
-from aot.schema.wire.bundles import SignedManifest
+from aot.schema.wire.signed import SignedManifest
 
 
 class RememberedTag(Response, kw_only=True):

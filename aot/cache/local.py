@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aot.cache import documents
 from aot.cache.documents import RememberedTag
-from aot.cache.evict import Evicted, evict, used_bytes
 from aot.cache.holds import Hold
-from aot.cache.incoming import Incoming, incoming
 from aot.cache.locks import locked
 from aot.errors import DigestMismatch, InvalidConfig, LocalStorageFull
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
 from aot.schema.spec import Blob
-from aot.schema.wire.bundles import SignedManifest
+
+if TYPE_CHECKING:
+    from aot.cache.evict import Evicted
+    from aot.cache.incoming import Incoming
+    from aot.schema.wire.signed import SignedManifest
 
 TOUCH_EVERY_SECONDS = 60.0
 FILL_WAIT_SECONDS = 120.0
@@ -58,14 +61,16 @@ class LocalCache:
         """Those that are absent or have another size than they should."""
         return tuple(blob for blob in blobs if not self._has(blob))
 
-    def incoming(self, blob: Blob) -> AbstractContextManager[Incoming]:
+    def incoming(self, blob: Blob) -> "AbstractContextManager[Incoming]":
         """Write `blob`; leaving the block compares size and digest, then gives it its name.
 
         Raises SizeMismatch, DigestMismatch, LocalStorageFull or InvalidConfig, and nothing is left behind.
         """
+        from aot.cache.incoming import incoming
+
         return incoming(self.root, blob, self._blob_path(blob.digest))
 
-    def ensure(self, blob: Blob, fetch: Callable[[Incoming], None]) -> Path:
+    def ensure(self, blob: Blob, fetch: "Callable[[Incoming], None]") -> Path:
         """Return the path of `blob`, letting `fetch` write it when it is absent.
 
         Of the processes and threads that want the same blob, one fetches and the others wait for it, up to
@@ -106,11 +111,11 @@ class LocalCache:
 
     # Manifests and tags
 
-    def put_manifest(self, signed: SignedManifest) -> None:
+    def put_manifest(self, signed: "SignedManifest") -> None:
         """Keep a manifest as it came, envelope included. Raises LocalStorageFull or InvalidConfig."""
         documents.write_manifest(self.root, signed)
 
-    def get_manifest(self, digest: Digest) -> SignedManifest | None:
+    def get_manifest(self, digest: Digest) -> "SignedManifest | None":
         """The manifest with that digest, or None. Its envelope is for the caller to verify."""
         return documents.read_manifest(self.root, digest)
 
@@ -136,14 +141,18 @@ class LocalCache:
         """Where the files of one artifact may be laid out under their own names. Hold `bundle` meanwhile."""
         return self.root / "views" / f"{bundle.hex}-{artifact}"
 
-    def evict(self, *, limit_bytes: int | None = None) -> Evicted:
+    def evict(self, *, limit_bytes: int | None = None) -> "Evicted":
         """Remove the least recently used until the cache is within its bound. Never raises."""
+        from aot.cache.evict import evict
+
         return evict(self.root, limit_bytes=self.limit_bytes if limit_bytes is None else limit_bytes)
 
     def used_bytes(self) -> int:
+        from aot.cache.evict import used_bytes
+
         return used_bytes(self.root)
 
-    def _fill(self, blob: Blob, fetch: Callable[[Incoming], None]) -> None:
+    def _fill(self, blob: Blob, fetch: "Callable[[Incoming], None]") -> None:
         try:
             self._write(blob, fetch)
         except LocalStorageFull:
@@ -153,7 +162,7 @@ class LocalCache:
                 raise
             self._write(blob, fetch)
 
-    def _write(self, blob: Blob, fetch: Callable[[Incoming], None]) -> None:
+    def _write(self, blob: Blob, fetch: "Callable[[Incoming], None]") -> None:
         with self.incoming(blob) as writer:
             fetch(writer)
 

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from aot.cli.build_commands import add_builds
-from aot.cli.options import After, AsBundle, HostOption, Json, Limit, LockOption, Tags
+from aot.cli.kernel_commands import add_kernels
+from aot.cli.kernel_search import add_kernel_search
+from aot.cli.options import After, AsBundle, HostOption, Json, Limit, LockOption, Tags, Weights
 
 Directory = Annotated[Path, typer.Argument(help="A bundle's directory.")]
 
@@ -21,7 +23,7 @@ def create_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for add in (_add_service, add_builds, _add_bundles, _add_directories, _add_pod):
+    for add in (_add_service, add_builds, add_kernels, _add_bundles, add_kernel_search, _add_directories, _add_pod):
         add(app)
     return app
 
@@ -33,13 +35,15 @@ def _add_service(app: typer.Typer) -> None:
         host: Annotated[str, typer.Option(help="Address to bind; loopback by default.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 takes a free one.")] = 8750,
         worker: Annotated[bool, typer.Option(help="Also start one worker for this host.")] = True,
+        json: Json = False,
     ) -> None:
         """Serve a registry with one worker on this machine until Ctrl-C."""
         from aot.cli.context import read_config
         from aot.cli.up import Place, serve
         from aot.config import whole_environ
 
-        serve(Place.choose((data or read_config().data_dir).absolute(), host, port), whole_environ(), worker=worker)
+        place = Place.choose((data or read_config().data_dir).absolute(), host, port)
+        serve(place, whole_environ(), worker=worker, as_json=json)
 
     @app.command()
     def version(json: Json = False) -> None:
@@ -146,12 +150,20 @@ def _add_directories(app: typer.Typer) -> None:
         emit({"ok": True, "bundle": stored.digest}, [line], as_json=json)
 
     @app.command()
-    def push(directory: Directory, tag: Tags = [], json: Json = False) -> None:  # noqa: B006
+    def push(
+        directory: Directory,
+        tag: Tags = [],  # noqa: B006
+        source: Annotated[
+            Path | None, typer.Option(help="What it was built from, for a registry that lacks it: tree, or .pt2 file.")
+        ] = None,
+        weights: Weights = [],  # noqa: B006
+        json: Json = False,
+    ) -> None:
         """Publish a bundle that was built here: pending until a worker has proven it again."""
         from aot.cli import builds, directories
         from aot.cli.output import emit
 
-        reply = directories.push(builds.connected(), directory, tags=tag)
+        reply = directories.push(builds.connected(), directory, tags=tag, source=source, weights=weights)
         emit(reply, [directories.pushed_line(reply)], as_json=json)
 
 

@@ -1,5 +1,7 @@
 """Commands that build: parsing here, work in `aot.cli.builds` and `aot.cli.ensure`."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,22 +10,92 @@ import typer
 from aot.cli.options import (
     AsBundle,
     Dimensions,
+    Dynamic,
     Entry,
     Faster,
     Freeze,
+    FullGraph,
     Here,
     Json,
+    Limiting,
     Log,
     ModeOption,
     Options,
     Priority,
     ProfileOption,
+    RandomOption,
     RegionsOption,
     Requirements,
     Source,
     Tags,
+    Variables,
     Weights,
 )
+
+
+def _read_model(
+    name: str,
+    source: Source = Path("."),
+    entry: Entry = None,
+    require: Requirements = [],  # noqa: B006
+    weights: Weights = [],  # noqa: B006
+    profile: ProfileOption = None,
+    tag: Tags = [],  # noqa: B006
+    mode: ModeOption = "max-autotune",
+    dim: Dimensions = [],  # noqa: B006
+    dynamic: Dynamic = None,
+    fullgraph: FullGraph = True,
+    random: RandomOption = "refuse",
+    option: Options = [],  # noqa: B006
+    env: Variables = [],  # noqa: B006
+    regions: RegionsOption = "whole",
+    freeze: Freeze = False,
+    require_faster: Faster = False,
+    limit: Limiting = [],  # noqa: B006
+) -> Any:
+    """Return the submission. These parameters are the options of every command that builds a model."""
+    from aot.cli import builds, recipe
+
+    asked = recipe.make_recipe(
+        mode=mode,
+        dimensions=dim,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+        random=random,
+        options=option,
+        variables=env,
+        regions=regions,
+        freeze=freeze,
+        require_faster=require_faster,
+    )
+    return builds.Submission.parse(
+        name,
+        source=source,
+        entry=entry,
+        requirements=require,
+        weights=weights,
+        profile=profile,
+        tags=tag,
+        recipe=asked,
+        limits=recipe.parse_limits(limit),
+    )
+
+
+def _of_a_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the parameters of `_read_model` before its own; it is handed the submission in their place."""
+    shared = inspect.signature(_read_model).parameters
+    own = dict(list(inspect.signature(command).parameters.items())[1:])
+
+    def run(**given: Any) -> None:
+        submission = _read_model(**{name: given.pop(name) for name in shared})
+        command(submission, **given)
+
+    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *own.values())]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    # Typer reads both.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def add_builds(app: typer.Typer) -> None:
@@ -34,68 +106,59 @@ def add_builds(app: typer.Typer) -> None:
     app.command()(ensure)
 
 
-def submit(
-    name: str,
-    source: Source = Path("."),
-    entry: Entry = None,
-    require: Requirements = [],  # noqa: B006
-    weights: Weights = [],  # noqa: B006
-    profile: ProfileOption = None,
-    tag: Tags = [],  # noqa: B006
-    mode: ModeOption = "max-autotune",
-    dim: Dimensions = [],  # noqa: B006
-    option: Options = [],  # noqa: B006
-    regions: RegionsOption = "whole",
-    freeze: Freeze = False,
-    require_faster: Faster = False,
-    priority: Priority = 0,
-    json: Json = False,
-) -> None:
-    """Submit a model for compilation and print its build."""
-    from aot.cli import builds
+@_of_a_model
+def submit(submission: Any, priority: Priority = 0, json: Json = False) -> None:
+    """Submit a model for compilation and print its build, or one for each of several profiles."""
+    from aot.cli import builds, many
     from aot.cli.output import emit, say
 
-    submission = _submission(locals())
+    if len(profiles := many.parse_profiles(submission.profile)) > 1:
+        for view in many.submit_all(builds.connected(), submission, profiles, priority=priority):
+            emit(view, [view.id], as_json=json)
+            say(f"{view.profile}: {builds.describe(view)}")
+        return
     reply = builds.submit(builds.connected(), submission, priority=priority)
     emit(reply, [reply.build.id], as_json=json)
     say(builds.describe(reply.build))
 
 
+@_of_a_model
 def build(
-    name: str,
-    source: Source = Path("."),
-    entry: Entry = None,
-    require: Requirements = [],  # noqa: B006
-    weights: Weights = [],  # noqa: B006
-    profile: ProfileOption = None,
-    tag: Tags = [],  # noqa: B006
-    mode: ModeOption = "max-autotune",
-    dim: Dimensions = [],  # noqa: B006
-    option: Options = [],  # noqa: B006
-    regions: RegionsOption = "whole",
-    freeze: Freeze = False,
-    require_faster: Faster = False,
+    submission: Any,
     priority: Priority = 0,
     here: Here = False,
     as_bundle: AsBundle = None,
     log: Log = False,
     json: Json = False,
 ) -> None:
-    """Submit a model and follow it until it is published.
+    """Submit a model and follow it until it is published; for several profiles one build each.
 
     With --here it is built on this machine and pushed; with --as-bundle as well, it is written there for `aot push`.
     """
-    from aot.cli import builds
+    from aot.cli import builds, many
     from aot.cli.here import build_to_directory, build_to_push
     from aot.cli.output import emit
     from aot.errors import InvalidInput
 
-    submission = _submission(locals())
     if as_bundle is not None and not here:
         raise InvalidInput(
-            "--as-bundle belongs to --here", hint=f"without --here, fetch it afterwards: aot pull {name} --as-bundle"
+            "--as-bundle belongs to --here",
+            hint=f"without --here, fetch it afterwards: aot pull {submission.reference} --as-bundle",
+        )
+    profiles = many.parse_profiles(submission.profile)
+    if as_bundle is not None and len(profiles) > 1:
+        raise InvalidInput(
+            f"--as-bundle writes one bundle, found {len(profiles)} profiles", hint="name one profile, or leave it out"
         )
     client = builds.connected()
+    if len(profiles) > 1:
+        begun = (
+            many.push_all(client, submission, profiles)
+            if here
+            else tuple(view.id for view in many.submit_all(client, submission, profiles, priority=priority))
+        )
+        many.follow_all(client, begun, as_json=json, log=log)
+        return
     if as_bundle is not None:
         stored = build_to_directory(client, submission, as_bundle)
         emit({"bundle": stored.digest, "directory": str(stored.directory)}, [stored.digest], as_json=json)
@@ -141,26 +204,3 @@ def ensure(
     from aot.cli.ensure import ensure as run
 
     run(read_config(), project_path=file, lock_path=lock, here=here, as_json=json)
-
-
-def _submission(given: dict[str, Any]) -> Any:
-    from aot.cli import builds
-
-    recipe = builds.make_recipe(
-        mode=given["mode"],
-        dimensions=given["dim"],
-        options=given["option"],
-        regions=given["regions"],
-        freeze=given["freeze"],
-        require_faster=given["require_faster"],
-    )
-    return builds.Submission.parse(
-        given["name"],
-        source=given["source"],
-        entry=given["entry"],
-        requirements=given["require"],
-        weights=given["weights"],
-        profile=given["profile"],
-        tags=given["tag"],
-        recipe=recipe,
-    )

@@ -8,76 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
 from aot.cli.context import choose_profile, connect, read_config
-from aot.cli.output import emit, say, size, table
+from aot.cli.output import emit, say, size, table, weights_word
 from aot.client import RegistryClient
 from aot.errors import InvalidInput
 from aot.pipeline import PackedSource, follow_build, pack_factory, pack_program, submit_spec
+from aot.recipes import check_recipe
 from aot.schema.names import Reference, Tag
-from aot.schema.recipe import Dimension, Mode, Recipe, Regions
-from aot.schema.spec import Spec
+from aot.schema.recipe import Recipe
+from aot.schema.spec import Limits, Spec
 from aot.schema.wire.builds import BuildView, SubmitReply
+from aot.source import find_commit
 
 LOG_LINES = 200
-
-
-def parse_dimension(text: str) -> Dimension:
-    """Read `batch=1..32`, `length=128,512` (buckets), `batch=8` or `width=8..64/8` (in steps of 8)."""
-    name, equals, value = text.partition("=")
-    span, _, step = value.partition("/")
-    low, dots, high = span.partition("..")
-    try:
-        if name and dots:
-            return Dimension(name=name, low=int(low), high=int(high) if high else None, multiple_of=int(step or 1))
-        buckets = tuple(int(part) for part in span.split(","))
-        if name and equals and len(buckets) == 1 and not step:
-            return Dimension(name=name, low=buckets[0], high=buckets[0])
-        if name and equals and not step:
-            return Dimension(name=name, buckets=buckets)
-    except ValueError:
-        pass
-    raise InvalidInput(
-        f"wanted a dimension, found {text!r}", hint="batch=1..32, width=8..64/8, length=128,512 or batch=8"
-    )
-
-
-def parse_option(text: str) -> tuple[str, bool | int | float | str | None]:
-    """Read `name=value`, the value as JSON where it is JSON, else as text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidInput(f"wanted an inductor option name=value, found {text!r}", hint="epilogue_fusion=true")
-    try:
-        parsed = msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        parsed = value
-    if not isinstance(parsed, bool | int | float | str | None):
-        raise InvalidInput(f"option {name} must be a single value, found {value!r}")
-    return name, parsed
-
-
-def make_recipe(
-    *,
-    mode: str,
-    dimensions: Sequence[str],
-    options: Sequence[str],
-    regions: str,
-    freeze: bool,
-    require_faster: bool,
-) -> Recipe:
-    try:
-        return Recipe(
-            mode=Mode(mode),
-            regions=Regions(regions),
-            freeze=freeze,
-            require_faster=require_faster,
-            dimensions=tuple(map(parse_dimension, dimensions)),
-            options=dict(map(parse_option, options)),
-        )
-    except ValueError as error:
-        modes, kinds = ", ".join(Mode), ", ".join(Regions)
-        raise InvalidInput(str(error), hint=f"modes: {modes}; regions: {kinds}") from error
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -92,6 +36,7 @@ class Submission:
     weights: tuple[Path, ...]
     profile: str | None
     recipe: Recipe
+    limits: Limits
 
     @classmethod
     def parse(
@@ -105,21 +50,24 @@ class Submission:
         profile: str | None,
         tags: Sequence[str],
         recipe: Recipe,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
         """`name` is `[namespace/]name[:tag]`. Raises InvalidInput."""
         reference = Reference.parse(name)
         if reference.tag is None:
             raise InvalidInput(f"a build is named by a tag, found {name}", hint="name:tag")
         moved = tuple(dict.fromkeys((reference.tag, *map(Tag.parse, tags))))
-        return cls(reference, moved, source, entry, tuple(requirements), tuple(weights), profile, recipe)
+        return cls(reference, moved, source, entry, tuple(requirements), tuple(weights), profile, recipe, limits)
 
 
 @contextmanager
 def packed_spec(client: RegistryClient, submission: Submission) -> Iterator[tuple[Spec, PackedSource]]:
     """The spec and its packed source, which lies in a temporary directory for as long as the block runs."""
-    # Before the registry is asked anything: a wrong path is known here.
+    # Before the registry is asked anything: a wrong path, or a recipe that no worker can follow, is known here.
     check_source(submission.source, submission.entry)
-    profile = choose_profile(client, submission.profile or read_config().profile)
+    check_recipe(submission.recipe)
+    config = read_config()
+    profile = choose_profile(client, submission.profile or config.profile)
     with tempfile.TemporaryDirectory(prefix="aot-submit-") as scratch:
         packed = pack(
             submission.source,
@@ -137,6 +85,8 @@ def packed_spec(client: RegistryClient, submission: Submission) -> Iterator[tupl
             profile=profile,
             recipe=submission.recipe,
             weights=packed.weights,
+            limits=submission.limits,
+            commit=find_commit(submission.source, ci=config.ci_commit),
         )
         yield spec, packed
 
@@ -235,10 +185,18 @@ def show_lines(view: BuildView) -> list[str]:
 
 def list_lines(builds: Sequence[BuildView]) -> list[str]:
     rows = [
-        (view.id, f"{view.namespace}/{view.name}", view.profile, view.state, view.phase or "", view.waiting)
+        (
+            view.id,
+            f"{view.namespace}/{view.name}",
+            view.profile,
+            weights_word(frozen=view.frozen),
+            view.state,
+            view.phase or "",
+            view.waiting,
+        )
         for view in builds
     ]
-    return table(("build", "model", "profile", "state", "phase", "waiting"), rows)
+    return table(("build", "model", "profile", "weights", "state", "phase", "waiting"), rows)
 
 
 def connected() -> RegistryClient:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from aot.cli.output import size, table
+from aot.cli.output import size, table, weights_word
 from aot.client import RegistryClient
 from aot.errors import BuildNotFound, InvalidInput
-from aot.schema.artifact import Artifact
+from aot.schema.artifact import Artifact, Speed
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, decode_manifest
 from aot.schema.names import Reference
+from aot.schema.report import Provenance
+from aot.schema.spec import CommitTeller, KernelSource
 from aot.schema.state import BundleState
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.bundles import BundleView, SignedManifest
@@ -63,7 +65,7 @@ def view_lines(view: BundleView) -> list[str]:
         f"bundle     {view.digest}",
         f"model      {view.namespace}/{view.name}",
         f"profile    {view.profile}: {view.capability}, torch {view.torch}",
-        f"state      {view.state}{f': {view.withdrawn_reason}' if view.withdrawn_reason else ''}",
+        f"state      {view.state}{f': {reason}' if (reason := view.withdrawn_reason or view.waiting) else ''}",
     ]
     return [*lines, f"use        {view.replacement}"] if view.replacement else lines
 
@@ -76,7 +78,7 @@ def list_lines(bundles: Sequence[BundleView]) -> list[str]:
             view.digest.short,
             view.profile,
             view.state,
-            "frozen" if view.frozen else "any weights",
+            weights_word(frozen=view.frozen),
             size(view.size_bytes),
             "-" if view.speedup is None else f"{view.speedup:.2f}x",
         )
@@ -104,14 +106,18 @@ def manifest_lines(manifest: Manifest, digest: Digest) -> list[str]:
     """A bundle as people read it: what it is, what it covers, what was proven."""
     spec, proof = manifest.spec, manifest.qualification
     weights = "frozen: this checkpoint alone" if manifest.frozen else "any weights of this architecture"
+    recipe = f"{spec.recipe.mode}, regions {spec.recipe.regions}"
+    if isinstance(spec.source, KernelSource):
+        weights, recipe = f"Triton kernel {spec.source.entry}", "the signatures' own options, nothing tuned"
     lines = [
         f"bundle     {digest}",
         f"model      {manifest.namespace}/{manifest.name} ({weights})",
         f"key        {manifest.build_key}",
         f"profile    {spec.profile}: {manifest.profile.capability}, torch {manifest.profile.toolchain.torch},"
         f" {manifest.profile.toolchain.compiler}, {manifest.profile.toolchain.libc}",
-        f"recipe     {spec.recipe.mode}, regions {spec.recipe.regions}",
+        f"recipe     {recipe}",
         f"size       {size(manifest.size_bytes)} in {len(manifest.blobs)} blob(s)",
+        f"built      {provenance_line(manifest.provenance)}",
     ]
     for artifact in manifest.artifacts:
         lines += artifact_lines(artifact)
@@ -131,6 +137,31 @@ def manifest_lines(manifest: Manifest, digest: Digest) -> list[str]:
     return [*lines, *(f"left out   {gap}" for gap in proof.left_out)]
 
 
+def provenance_line(provenance: Provenance) -> str:
+    """Who built it when, with which version, from which commit."""
+    words = [f"by {provenance.builder or 'nobody named'}"]
+    words += [f"at {provenance.built_at}"] if provenance.built_at else []
+    words += [f"with aot {provenance.aot_version}"] if provenance.aot_version else []
+    if not provenance.commit:
+        return f"{' '.join(words)}, commit not known"
+    doubt = "changed since" if provenance.dirty else ""
+    if provenance.commit_told_by == CommitTeller.CI:
+        doubt = "as CI says; nobody has looked for changes"
+    return f"{' '.join(words)}, from commit {provenance.commit}{f' ({doubt})' if doubt else ''}"
+
+
+def throughput_words(speed: Speed) -> str:
+    """Calls a second for each number of threads that both were measured with, "" where none was."""
+    eager = {one.threads: one.calls_per_second for one in speed.eager.throughput}
+    rates = [
+        f"{one.threads} thread{'s' if one.threads > 1 else ''} {one.calls_per_second:,.0f} calls/s,"
+        f" eager {eager[one.threads]:,.0f}"
+        for one in speed.compiled.throughput
+        if one.threads in eager
+    ]
+    return "".join(f"; {rate}" for rate in rates)
+
+
 def artifact_lines(artifact: Artifact) -> list[str]:
     name = artifact.region or "whole program"
     count = f" x{len(artifact.instances)}" if len(artifact.instances) > 1 else ""
@@ -139,7 +170,22 @@ def artifact_lines(artifact: Artifact) -> list[str]:
         point = ", ".join(f"{name} {value}" for name, value in speed.point.items()) or "example"
         lines.append(
             f"  at {point}: {speed.compiled.p50_us:.0f} us, eager {speed.eager.p50_us:.0f} us"
-            f" ({1 / speed.ratio:.2f}x), runs {speed.winner}"
+            f" ({1 / speed.ratio:.2f}x), runs {speed.winner}{throughput_words(speed)}"
         )
+    if artifact.tuned is False:
+        lines.append("  untuned: built without the card, no configuration was measured")
     needs = ", ".join(f"{guard.kind} {guard.value}" for guard in artifact.host_guards)
-    return [*lines, f"  needs {needs}"]
+    return [*lines, *binary_lines(artifact), f"  needs {needs}"]
+
+
+def binary_lines(artifact: Artifact) -> list[str]:
+    """What was read from the bytes: instructions, and kernels; nothing where nothing was."""
+    lines = []
+    if (code := artifact.code) is not None:
+        lines.append(f"  code uses {code.level}, vectors of {code.vector_bits} bits")
+    if artifact.binaries:
+        spilling = sum(1 for kernel in artifact.binaries if kernel.spill_bytes)
+        spills = f", {spilling} with local memory" if spilling else ""
+        total = sum(kernel.size_bytes for kernel in artifact.binaries)
+        lines.append(f"  holds {len(artifact.binaries)} kernel(s), {size(total)} of instructions{spills}")
+    return lines

@@ -6,6 +6,7 @@ from aot.config import Config
 from aot.environment import observe_environment
 from aot.errors import InvalidConfig, InvalidInput
 from aot.schema.capability import CPU_X86_LEVELS
+from aot.schema.environment import host_cpu
 from aot.schema.names import Name
 from aot.trust import TrustedKeys
 
@@ -38,16 +39,16 @@ def choose_profile(client: RegistryClient, wanted: str | None) -> Name:
     """
     if wanted:
         return Name.parse(wanted)
-    here = observe_environment().node.cpu
+    here = host_cpu(observe_environment().node)
     profiles = [view for view in client.list_profiles().profiles if view.profile.capability.family == "cpu"]
-    fitting = [view for view in profiles if here is not None and here.covers(view.profile.capability)]
+    fitting = [view for view in profiles if here is not None and here.runs(view.profile.capability)]
     if not fitting:
         names = ", ".join(view.profile.name for view in profiles) or "none"
         raise InvalidInput(
             f"no registered profile fits this host ({here or 'unknown CPU'}); registered: {names}",
             hint="start a worker, or name a profile with --profile",
         )
-    best = max(fitting, key=lambda view: (view.live_workers > 0, _level(view.profile.capability.target)))
+    best = max(fitting, key=lambda view: (view.live_workers > 0, _level(view.profile.capability.level)))
     return best.profile.name
 
 

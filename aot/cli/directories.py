@@ -1,14 +1,18 @@
 """`aot inspect`, `verify`, `push`: bundles on disk, which `aot pull --as-bundle` and `aot build --here` write."""
 
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from aot.bundle import StoredBundle, read_bundle, verify_bundle
+from aot.bundle.form import MANIFEST
 from aot.cli.bundles import manifest_lines, signers
 from aot.client import RegistryClient
 from aot.errors import IntegrityFailed, InvalidInput, MalformedDocument, SignatureRejected
 from aot.pipeline import push_bundle
 from aot.pipeline.build import read_staged
+from aot.pipeline.source import pack_again
 from aot.schema.manifest import Manifest
 from aot.schema.names import Reference, Tag
 from aot.schema.state import BundleState
@@ -19,12 +23,21 @@ HINT = "fetch or build the bundle again; do not load this one"
 
 
 def inspect(directory: Path) -> tuple[Manifest, list[str]]:
-    """Read the manifest of a bundle on disk; its blobs are not looked at. Raises IntegrityFailed, InvalidInput."""
+    """Read the manifest of a bundle on disk; its blobs are not looked at.
+
+    Raises InvalidInput for a directory without one: it is no bundle at all. IntegrityFailed for a damaged one.
+    """
     _require_directory(directory)
+    if not os.path.lexists(directory / MANIFEST):
+        raise InvalidInput(
+            f"{directory} holds no bundle: {MANIFEST} is missing",
+            hint="name the directory that `aot build --as-bundle` or `aot pull --as-bundle` wrote",
+        )
     try:
         stored = read_bundle(directory)
     except MalformedDocument as error:
-        raise IntegrityFailed(f"{directory}: {error.message}", hint=HINT, details=error.details) from error
+        where = "" if str(directory) in error.message else f"{directory}: "
+        raise IntegrityFailed(f"{where}{error.message}", hint=HINT, details=error.details) from error
     lines = manifest_lines(stored.manifest, stored.digest)
     return stored.manifest, [*lines, f"signed by  {signers(stored.envelope)} (`aot verify` checks it)"]
 
@@ -43,11 +56,27 @@ def verify(directory: Path, trusted: TrustedKeys, *, reference: str | None) -> S
     return stored
 
 
-def push(client: RegistryClient, directory: Path, *, tags: Sequence[str]) -> PublishReply:
-    """Upload a whole bundle. Raises IntegrityFailed, BlobMissing for a source that the registry lacks."""
+def push(
+    client: RegistryClient,
+    directory: Path,
+    *,
+    tags: Sequence[str],
+    source: Path | None = None,
+    weights: Sequence[Path] = (),
+) -> PublishReply:
+    """Upload a whole bundle, and of its source what the registry lacks.
+
+    Raises IntegrityFailed; InvalidSource for another source than it was built from; BlobMissing for one that neither
+    the registry has nor `source` is.
+    """
     moved = tuple(map(Tag.parse, tags))
     _require_whole(directory, None)
-    return push_bundle(client, read_staged(directory), tags=moved)
+    staged = read_staged(directory)
+    if missing := [path for path in (source, *weights) if path is not None and not path.exists()]:
+        raise InvalidInput(f"{missing[0]} does not exist", hint="--source takes a directory, or a .pt2 file")
+    with tempfile.TemporaryDirectory(prefix="aot-push-") as scratch:
+        packed = pack_again(staged.manifest.spec, into=Path(scratch), source=source, weights=weights)
+        return push_bundle(client, staged, tags=moved, source=packed)
 
 
 def pushed_line(reply: PublishReply) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from aot.cli.builds import describe
 from aot.cli.context import connect, trusted_keys
 from aot.cli.here import build_and_push
-from aot.cli.output import emit, say
+from aot.cli.output import emit, say, weights_word
 from aot.client import RegistryClient
 from aot.config import Config
 from aot.errors import InvalidInput, MalformedDocument
@@ -32,7 +32,8 @@ def ensure(config: Config, *, project_path: Path, lock_path: Path, here: bool, a
         lock_path=lock_path,
         trusted=trusted,
         start=_starter_here(client) if here else _starter(client),
-        on_target=lambda target: emit(_summary(target), [_line(target)], as_json=as_json),
+        ci_commit=config.ci_commit,
+        on_target=lambda target: emit(_summary(target), [ensured_line(target)], as_json=as_json),
     )
 
 
@@ -81,15 +82,18 @@ def _teller(name: str) -> Callable[[BuildView], None]:
     return lambda view: say(f"{name}: {describe(view)}")
 
 
-def _summary(target: Target) -> dict[str, str]:
+def _summary(target: Target) -> dict[str, str | bool]:
     return {
         "outcome": target.outcome,
         "reference": target.reference,
         "profile": target.profile,
         "bundle": target.bundle,
         "build_key": target.entry.build_key,
+        "frozen": target.entry.frozen,
     }
 
 
-def _line(target: Target) -> str:
-    return f"{target.outcome}\t{target.reference}\t{target.profile}\t{target.bundle}"
+def ensured_line(target: Target) -> str:
+    """One target as a line of stdout: outcome, reference, profile, bundle, weights, between tabs."""
+    weights = weights_word(frozen=target.entry.frozen)
+    return f"{target.outcome}\t{target.reference}\t{target.profile}\t{target.bundle}\t{weights}"

@@ -1,4 +1,8 @@
-"""Exit codes of the `aot` command: part of its contract with CI."""
+"""Exit codes of the `aot` command: part of its contract with CI.
+
+A build that ended without a bundle is 3, whoever ended it: failed, not proven, or cancelled. One that goes on after
+`aot wait --timeout` is 5, as all that is to be tried again later.
+"""
 
 import errno
 from enum import IntEnum
@@ -23,7 +27,7 @@ class Exit(IntEnum):
     BAD_INPUT = 2
     BUILD_FAILED = 3
     NOTHING_FITS = 4
-    UNAVAILABLE = 5
+    UNAVAILABLE = 5  # try again later
     INTEGRITY = 6
     REFUSED = 7
     INTERRUPTED = 130

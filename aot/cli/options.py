@@ -13,13 +13,29 @@ Entry = Annotated[str | None, typer.Option(help="module:function in the tree: th
 Requirements = Annotated[list[str], typer.Option("--require", help="Exact pin that the factory needs: name==1.2.3.")]
 Weights = Annotated[list[Path], typer.Option("--weights", help="safetensors file.")]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Target; AOT_PROFILE, or the best that fits this CPU, if left out.")
+    str | None,
+    typer.Option(
+        "--profile",
+        help="Target, or several (cpu-x86-64-v2,v3,v4); AOT_PROFILE, or the best that fits this CPU, if left out.",
+    ),
 ]
 Tags = Annotated[list[str], typer.Option("--tag", help="Further tag to move when published.")]
 ModeOption = Annotated[str, typer.Option("--mode", help="torch.compile's mode.")]
 Dimensions = Annotated[list[str], typer.Option("--dim", help="batch=1..32, length=128,512 (buckets), batch=8.")]
 Options = Annotated[list[str], typer.Option("--option", help="Inductor option name=value.")]
 RegionsOption = Annotated[str, typer.Option("--regions", help="whole, or auto: repeated blocks compiled once.")]
+Dynamic = Annotated[
+    bool | None,
+    typer.Option("--dynamic/--no-dynamic", help="Open every size, or none; the source's dimensions if left out."),
+]
+FullGraph = Annotated[bool, typer.Option("--fullgraph/--no-fullgraph", help="torch.compile's fullgraph.")]
+RandomOption = Annotated[
+    str, typer.Option("--random", help="refuse, or unchecked: build what draws random numbers, its outputs unproven.")
+]
+Variables = Annotated[list[str], typer.Option("--env", help="Variable NAME=value that the compile and the proof see.")]
+Limiting = Annotated[
+    list[str], typer.Option("--limit", help="memory_bytes=32G, wall_seconds=7200, processes=64, disk_bytes=40G.")
+]
 Freeze = Annotated[bool, typer.Option("--freeze", help="Fold the weights in: a bundle for this checkpoint alone.")]
 Faster = Annotated[bool, typer.Option("--require-faster", help="Fail unless compiled beats eager everywhere.")]
 Priority = Annotated[int, typer.Option(help="Higher is claimed first.")]

@@ -55,6 +55,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def weights_word(*, frozen: bool) -> str:
+    """What every listing says of a bundle or build: which weights it serves."""
+    return "frozen" if frozen else "any weights"
+
+
 def size(count: int) -> str:
     """Return a size in bytes as people read it."""
     value, units = float(count), ("B", "kB", "MB", "GB")

@@ -6,13 +6,15 @@ from pathlib import Path
 from aot.bundle import StoredBundle
 from aot.cache import LocalCache
 from aot.cli.context import connect, read_config, trusted_keys
-from aot.cli.output import table
+from aot.cli.output import table, weights_word
 from aot.client.connect import open_client
 from aot.config import Config
 from aot.environment import observe_environment
 from aot.environment.problems import Place, describe_problems
 from aot.errors import AotError, InvalidInput
+from aot.nearest import nearest
 from aot.pipeline.fetch import fetch_bundle
+from aot.rules import RULES
 from aot.runtime.pod import Pulled
 from aot.schema.codec import Response, decode
 from aot.schema.decision import Accepted, Decision, Rejected, Selection, Undecided, reasons_of
@@ -75,21 +77,36 @@ def pulled_lines(pulled: Sequence[Pulled]) -> list[str]:
             continue
         others = [bundle.short for bundle in one.selection.alternatives]
         beside = f" between it and {', '.join(others)}" if others else ""
-        notes = [f"undecided: load decides{beside}"] if one.selection.undecided else []
+        notes = [f"undecided: load decides{beside}"] if _is_open(one.selection) else []
+        notes += ["frozen: for the checkpoint it was built from alone"] if one.selection.frozen else []
         notes += ["stale: the registry could not be asked"] if one.stale else []
         note = f" ({'; '.join(notes)})" if notes else ""
         lines.append(f"{one.reference.pinned_to(one.bundle)}{note}")
     return lines
 
 
+def _is_open(selection: Selection) -> bool:
+    """True when a person should know that `load` decides: what a program sets for itself is never seen before that."""
+    missing = (
+        reason
+        for decision in selection.decisions
+        if decision.bundle == selection.bundle and isinstance(decision.verdict, Undecided)
+        for reason in decision.verdict.missing
+    )
+    beyond = any(not fact.startswith("process.") for reason in missing for fact in RULES[reason.kind].facts)
+    return selection.undecided and (beyond or bool(selection.alternatives))
+
+
 def selection_lines(selection: Selection) -> list[str]:
     """Every artifact with its verdict and every reason."""
     rows = [row for decision in selection.decisions for row in _rows(decision)]
-    lines = table(("bundle", "region", "coverage", "verdict", "why"), rows)
+    lines = table(("bundle", "weights", "region", "coverage", "verdict", "why"), rows)
     chosen = f"chosen: {selection.bundle}" if selection.bundle else "chosen: none, the model runs eagerly"
     others = [f"or, as load will decide: {bundle}" for bundle in selection.alternatives]
     refused = [f"not used: {refusal.bundle}: {refusal.reason}" for refusal in selection.refusals]
-    return [*lines, chosen, *others, *refused]
+    near = nearest(selection.decisions)[:1] if selection.bundle is None else ()
+    steps = [f"nearest: {one.decision.bundle.short}: {'; '.join(one.steps)}" for one in near]
+    return [*lines, *steps, chosen, *others, *refused]
 
 
 def environment_lines(environment: Environment) -> list[str]:
@@ -145,10 +162,13 @@ def report_lines(report: Report) -> list[str]:
 
 
 def _rows(decision: Decision) -> list[tuple[str, ...]]:
-    word = {Accepted: "fits", Undecided: "undecided", Rejected: "rejected"}[type(decision.verdict)]
+    word = decision.verdict.level
     if isinstance(decision.verdict, Accepted):
         reasons = [f"note: {note.text}" for note in decision.verdict.notes] or [""]
     else:
         reasons = [reason.text for reason in reasons_of(decision.verdict)]
-    first = (decision.bundle.short, decision.region or "whole", decision.coverage, word)
-    return [(*(first if not index else ("", "", "", "")), reason) for index, reason in enumerate(reasons)]
+    if decision.verdict.devices and not isinstance(decision.verdict, Rejected):
+        reasons = [f"card {', '.join(map(str, decision.verdict.devices))} of this host", *filter(None, reasons)]
+    weights = weights_word(frozen=decision.frozen)
+    first = (decision.bundle.short, weights, decision.region or "whole", decision.coverage, word)
+    return [(*(first if not index else ("",) * len(first)), reason) for index, reason in enumerate(reasons)]

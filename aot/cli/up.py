@@ -76,7 +76,7 @@ class _Stop(Exception):
     """A signal asked the service to end."""
 
 
-def serve(place: Place, environ: Mapping[str, str], *, worker: bool) -> None:
+def serve(place: Place, environ: Mapping[str, str], *, worker: bool, as_json: bool = False) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end every process and return.
 
     Raises DirectoryInUse when the directory is served already, InvalidConfig outside a checkout, Unavailable when the
@@ -89,7 +89,7 @@ def serve(place: Place, environ: Mapping[str, str], *, worker: bool) -> None:
         try:
             _bind(place.host, place.port)
             _start(parts, place, _shared(place, checkout, environ), worker=worker)
-            _tell(place)
+            _tell(place, as_json=as_json)
             while True:
                 parts.check()
                 time.sleep(PAUSE_SECONDS)
@@ -137,7 +137,7 @@ def _start(parts: Parts, place: Place, shared: Mapping[str, str], *, worker: boo
     _wait_for_worker(parts, place, before)
 
 
-def _tell(place: Place) -> None:
+def _tell(place: Place, *, as_json: bool) -> None:
     if not is_loopback(place.host):
         say(f"bound to {place.host}, which other machines may reach: tokens travel unencrypted, put TLS in front")
     say(f"serving {place.data_dir} at {place.url}; logs in {place.logs}; Ctrl-C ends it")
@@ -146,7 +146,7 @@ def _tell(place: Place) -> None:
         "AOT_TOKEN_FILE": str(place.token_file),
         "AOT_TRUSTED_KEYS": ",".join(place.client().get_keys().keys),
     }
-    emit(exports, [f"export {name}={value}" for name, value in exports.items()], as_json=False)
+    emit(exports, [f"export {name}={value}" for name, value in exports.items()], as_json=as_json)
 
 
 def _wait_until_ready(parts: Parts, place: Place) -> None:

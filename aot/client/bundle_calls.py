@@ -23,6 +23,7 @@ from aot.schema.wire.bundles import (
     TagView,
     WithdrawRequest,
 )
+from aot.schema.wire.kernels import KernelListing
 
 
 class BundleCalls(Calls):
@@ -75,6 +76,34 @@ class BundleCalls(Calls):
             "limit": limit,
         }
         reply: BundleListing = self.call("search", query=query)
+        return reply
+
+    def list_kernels(
+        self,
+        *,
+        text: str | None = None,
+        capability: str | None = None,
+        bundle: Digest | None = None,
+        blob: Digest | None = None,
+        namespace: Namespace | None = None,
+        model: Name | None = None,
+        state: BundleState | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> KernelListing:
+        """The kernels of the newest bundles first; `text` is a part of the kernel's name, `model` names its bundle."""
+        query = {
+            "text": text,
+            "capability": capability,
+            "bundle": bundle,
+            "blob": blob,
+            "namespace": namespace,
+            "model": model,
+            "state": state,
+            "after": after,
+            "limit": limit,
+        }
+        reply: KernelListing = self.call("list_kernels", query=query)
         return reply
 
     def get_bundle(self, bundle: Digest) -> BundleView:

@@ -10,7 +10,7 @@ from aot.compile.constants import account_for, describe_parameters, save_lifted,
 from aot.compile.cover import answered_ranges, left_over, narrow
 from aot.compile.export import Exported, export_point, sizes_from_one
 from aot.compile.guards import Described, describe
-from aot.compile.host import capability_of, host_guards, route_facts
+from aot.compile.host import capability_of, host_guards, multiplies_float32, program_guards, route_facts
 from aot.compile.inductor import CompiledPackage, compile_package
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
 from aot.compile.options import inductor_settings, mode_notes
@@ -22,9 +22,11 @@ from aot.errors import BackendFailed, SourceNotExportable
 from aot.facts import read_elf
 from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
+from aot.runtime.process import observe_process
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.artifact import Artifact, ConstantMeta, Coverage
 from aot.schema.factor import Fingerprint
+from aot.schema.guard import HostGuard
 from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase, RegionReport
 from aot.schema.spec import File
@@ -67,15 +69,13 @@ class ArtifactMaker:
         )
 
     def _identify(self) -> Fingerprint:
-        if self._job.program:
-            # Only the graph is known, so a live module is held to names, forms and ties of its tensors alone.
-            return Fingerprint(digest=blob_of(Path(self._job.program)).digest)
-        return fingerprint(self._program.module)
+        return self._program.identity or fingerprint(self._program.module)
 
     def _make_all(self) -> Iterator[tuple[Artifact, RegionReport]]:
-        waiting = [
-            unit for point in plan_points(self._program, self._job.recipe) for unit in self._planner.units_at(point)
-        ]
+        # Finding regions runs the program; it is part of what an export costs.
+        with self._progress.phase(Phase.EXPORTING, "looking for regions"):
+            points = plan_points(self._program, self._job.recipe)
+            waiting = [unit for point in points for unit in self._planner.units_at(point)]
         if not waiting:
             raise SourceNotExportable(
                 "no repeated block can be compiled by itself",
@@ -118,7 +118,16 @@ class ArtifactMaker:
             describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
         with self._progress.phase(Phase.COMPILING, step):
             scratch = Path(self._job.build)
-            package = compile_package(exported, self._settings, region=unit.region, into=into, scratch=scratch)
+            package = compile_package(
+                exported,
+                self._settings,
+                region=unit.region,
+                into=into,
+                scratch=scratch,
+                around_tuning=lambda kernel, candidates: self._progress.phase(
+                    Phase.TUNING, f"{step}; kernel {kernel}, {candidates} candidates"
+                ),
+            )
             constants, saved = self._account(exported, unit, package)
         described = describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
         ranges = answered_ranges(unit.point, described)
@@ -128,7 +137,8 @@ class ArtifactMaker:
             self._warnings.append(f"{unit.label}, {unit.whole.label}: only where {conditions[0]}{more}")
         # Regions of one coverage are told by equal coverages, so a condition of one of them is not part of it.
         whole = narrow(unit.whole, ranges, constraints=() if unit.region else conditions)
-        artifact = self._record(unit, whole.coverage, described, package, constants, (*package.files, *saved))
+        guards = self._program_guards(exported)
+        artifact = self._record(unit, whole.coverage, described, package, constants, (*package.files, *saved), guards)
         report = region_report(unit, whole.label, exported, package)
         return artifact, report, tuple(left_over(unit.whole, ranges))
 
@@ -149,6 +159,13 @@ class ArtifactMaker:
         constants = account_for(asked_names(package.library, family), wanted, region=unit.region)
         return constants, save_lifted(constants, wanted, package.directory)
 
+    def _program_guards(self, exported: Exported) -> tuple[HostGuard, ...]:
+        job = self._job
+        multiplies = multiplies_float32(exported.program.graph_module)
+        return program_guards(
+            observe_process(), job.recipe, job.profile, settings=self._settings, multiplies=multiplies
+        )
+
     def _record(
         self,
         unit: Unit,
@@ -157,6 +174,7 @@ class ArtifactMaker:
         package: CompiledPackage,
         constants: tuple[ConstantMeta, ...],
         paths: tuple[str, ...],
+        guards: tuple[HostGuard, ...],
     ) -> Artifact:
         profile, recipe = self._job.profile, self._job.recipe
         elf = read_elf(package.library)
@@ -173,12 +191,15 @@ class ArtifactMaker:
             capability=capability,
             coverage=coverage,
             files=tuple(file_of(package.directory, path) for path in sorted(paths)),
-            host_guards=host_guards(
-                elf,
-                profile,
-                torch=profile.toolchain.torch,
-                capability=capability,
-                of_module=self._tree is not None,
+            host_guards=(
+                *host_guards(
+                    elf,
+                    profile,
+                    torch=profile.toolchain.torch,
+                    capability=capability,
+                    of_module=self._tree is not None,
+                ),
+                *guards,
             ),
             input_guards=described.input_guards,
             call=described.call,

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aot.compile.job import OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
-from aot.compile.options import check_options, check_recipe, cpu_capability
+from aot.compile.options import check_options, cpu_capability
 from aot.compile.program import Program, open_factory, place_program
 from aot.errors import AotError, InvalidProfile
+from aot.recipes import check_recipe
 from aot.sandbox.events import write_event
 from aot.schema.codec import decode, encode
 from aot.schema.report import CompileReport, Phase
@@ -47,25 +48,41 @@ def write_outcome(outcome: CompileOutcome, out: Path) -> None:
 
 @dataclass
 class Progress:
-    """Tells the parent where the work stands, and keeps how long each phase took."""
+    """Tells the parent where the work stands, and keeps how long each phase took, less the phases inside it."""
 
     events: int | None
     seconds: dict[str, float] = field(default_factory=dict)
+    _open: list[tuple[Phase, str]] = field(default_factory=list)
+    _inside: float = 0.0  # seconds of the phases that have begun and ended within the one that is open
 
     @contextmanager
     def phase(self, phase: Phase, step: str = "") -> Iterator[None]:
-        if self.events is not None:
-            write_event(self.events, {"phase": phase.value, "step": step})
-        started = time.monotonic()
+        """Be in `phase` inside the block; where it lies in another one, that one is told again at its end."""
+        self._open.append((phase, step))
+        self._tell()
+        started, outer, self._inside = time.monotonic(), self._inside, 0.0
         try:
             yield
         finally:
             spent = time.monotonic() - started
-            self.seconds[phase.value] = round(self.seconds.get(phase.value, 0.0) + spent, 3)
+            own = spent - self._inside
+            self.seconds[phase.value] = round(self.seconds.get(phase.value, 0.0) + own, 3)
+            self._inside = outer + spent
+            self._open.pop()
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.events is not None and self._open:
+            phase, step = self._open[-1]
+            write_event(self.events, {"phase": phase.value, "step": step})
 
 
 def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
     """Do the whole work of one job. Raises the families InvalidInput and CompileFailed."""
+    if job.kind is JobKind.KERNEL:
+        from aot.compile.kernels.child import make_kernels
+
+        return make_kernels(job, progress)
     check_recipe(job.recipe)
     with progress.phase(Phase.LOADING):
         import torch
@@ -91,6 +108,7 @@ def open_job(job: CompileJob) -> Program:
 
     Raises SourceNotLoadable, SourceNotExportable, InvalidSpec.
     """
+    from aot.compile.pins import refuse_unpinned
     from aot.compile.refuse import refuse_program
     from aot.compile.weights import load_weights
 
@@ -104,6 +122,7 @@ def open_job(job: CompileJob) -> Program:
         program = open_program(Path(job.program), seed=job.seed)
     else:
         program = open_factory(Path(job.tree), job.entry)
+        refuse_unpinned(program.module, job.requirements)
     refuse_program(program)
     if job.weights:
         load_weights(program.module, [Path(file) for file in job.weights])

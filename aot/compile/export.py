@@ -13,6 +13,7 @@ from aot.compile.region_inputs import AUTO
 from aot.compile.shapes import Point, Sizes
 from aot.compile.torch_export import extra_keywords
 from aot.errors import SourceNotExportable, SourceNotLoadable
+from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.recipe import Dimension
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _export_either(module: "Module", point: Point, *, region: str, tree: Path | 
     raise SourceNotExportable(
         f"{region or 'the program'} does not export: {operation or type(non_strict).__name__}{where}: "
         f"{first_lines(non_strict)}",
-        hint='make the operation traceable (torch.cond, torch._check, no .item() or numpy), or allow the route "cache"',
+        hint="make the operation traceable (torch.cond, torch._check, no .item() or numpy); " + NO_OTHER_ROUTE,
         details={
             "region": region,
             "operation": operation,

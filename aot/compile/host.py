@@ -1,32 +1,54 @@
-"""The host guards of a compiled package, from what its bytes say and what the profile pins."""
+"""The host guards of a compiled package: what its bytes say, what the profile pins, and what the program has set."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from aot.compile.options import captures_graphs
+from aot.compile.options import captures_graphs, cpu_capability
 from aot.errors import BackendFailed
 from aot.facts import read_cubin
+from aot.rules import OLDEST_DRIVERS
+from aot.rules.profile import profile_guards
+from aot.rules.required import COOPERATIVE_FACT
 from aot.schema.artifact import ElfFacts
 from aot.schema.capability import Capability
+from aot.schema.environment import ProcessFacts
 from aot.schema.guard import HostGuard
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 
-# The oldest driver of each major release of CUDA, which runs what every minor one of it compiled (CUDA compatibility
-# guide, minor version compatibility; CUDA 13.0 release notes, table 3).
-_OLDEST_DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
+# Words in the names of ATen operators that multiply matrices, or that Inductor turns into such.
+_PRODUCTS = (
+    "mm",
+    "matmul",
+    "linear",
+    "attention",
+    "conv",
+    "einsum",
+    "dot",
+    "mv",
+    "lstm",
+    "gru",
+    "rnn",
+    "addr",
+    "cdist",
+)
+_PRECISIONS = "highest high medium"
+_COOPERATIVE = ("triton.cooperative_reductions", "triton.force_cooperative_reductions")
 
 
 def capability_of(profile: Profile, cubins: Iterable[Path]) -> Capability:
-    """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other."""
-    exact = [found for found in (read_cubin(path).capability for path in cubins) if found.endswith("a")]
-    return max(exact, default=profile.capability)
+    """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other, those
+    for `sm_100f` on its family."""
+    found = {read_cubin(path).capability for path in cubins}
+    narrowest = [capability for suffix in "af" for capability in sorted(found) if capability.endswith(suffix)]
+    return narrowest[0] if narrowest else profile.capability
 
 
 def host_guards(
     elf: ElfFacts, profile: Profile, *, torch: str, capability: Capability | None = None, of_module: bool = False
 ) -> tuple[HostGuard, ...]:
-    """Return every condition on the host; `torch` is the exact version that compiled, its local part included.
+    """Return the conditions that bytes and profile set; `torch` is the version that compiled, local part included.
 
     `of_module`: the fingerprint is of a live module, hence made of bytecode, which another Python cannot compare.
 
@@ -38,19 +60,80 @@ def host_guards(
             hint="let g++ on PATH be the system's; `aot doctor` lists the compilers",
             details={"backend": "g++", "region": "", "log": f"NEEDED: {', '.join(elf.needed)}"},
         )
-    cuda = profile.toolchain.cuda if profile.capability.family == "cuda" else None
     values = {
         "machine": elf.machine,
-        "capability": capability or profile.capability,
+        **profile_guards(profile, capability=capability),
         "torch": torch,
         "libc": elf.libc_floor,
         "libstdcxx": elf.libstdcxx_floor,
         "python": ".".join(profile.toolchain.python.split(".")[:2]) if of_module else None,
-        "threads": None if profile.threads is None else str(profile.threads),
-        "cuda": cuda,
-        "driver": _OLDEST_DRIVERS.get(cuda.split(".")[0]) if cuda else None,
-        "sku": profile.device.sku if profile.device else None,
+        "cpu": None if profile.capability.family == "cpu" else cpu_capability(profile),
     }
+    return tuple(HostGuard(kind=kind, value=value) for kind, value in values.items() if value is not None)
+
+
+def program_guards(
+    process: ProcessFacts, recipe: Recipe, profile: Profile, *, settings: Mapping[str, Any], multiplies: bool
+) -> tuple[HostGuard, ...]:
+    """Return the conditions that the program and its recipe set, beside those of `host_guards`.
+
+    `process` is what the program had set while it was compiled, `settings` the configuration of Inductor;
+    `multiplies`: float32 matrices are multiplied, so that the precision of products matters.
+    """
+    on_card = profile.capability.family != "cpu"
+    # With weights outside, products on a CPU are the library's, which follows the process; frozen, they are ours.
+    precise = multiplies and (on_card or recipe.freeze)
+    cooperative = profile.device is not None and any(settings.get(name) for name in _COOPERATIVE)
+    values = {
+        "deterministic": None if process.deterministic is None else str(process.deterministic).lower(),
+        "default_dtype": process.default_dtype,
+        "matmul_precision": _same_products(process.matmul_precision, on_card=on_card) if precise else _PRECISIONS,
+        "sm_floor": str(profile.device.sm_count) if profile.device and cooperative else None,
+    }
+    return tuple(HostGuard(kind=kind, value=value) for kind, value in values.items() if value is not None)
+
+
+def _same_products(precision: str | None, *, on_card: bool) -> str | None:
+    """Return every precision under which products are computed as under this one.
+
+    On a card both lower ones allow TensorFloat-32 (torch.set_float32_matmul_precision).
+    """
+    return "high medium" if on_card and precision in ("high", "medium") else precision
+
+
+def multiplies_float32(graph: Any) -> bool:
+    """True when a graph module, or one inside it, may multiply float32 matrices; so does any operator of others."""
+    return any(
+        _has_float32_input(node) and _may_multiply(node.target)
+        for module in graph.modules()
+        for node in getattr(getattr(module, "graph", None), "nodes", ())
+        if node.op == "call_function"
+    )
+
+
+def _may_multiply(target: Any) -> bool:
+    namespace, _, name = str(getattr(target, "_name", "")).partition("::")
+    if not name:
+        return False  # a Python function such as getitem; the graphs of a branch are modules of their own
+    return namespace not in ("aten", "prims") or any(word in name for word in _PRODUCTS)
+
+
+def _has_float32_input(node: Any) -> bool:
+    def dtypes() -> Iterator[str]:
+        for source in node.all_input_nodes:
+            values = source.meta.get("val")
+            for value in values if isinstance(values, (tuple, list)) else (values,):
+                yield str(getattr(value, "dtype", ""))
+
+    return "torch.float32" in dtypes()
+
+
+def kernel_guards(capability: Capability, *, cuda_major: str | None) -> tuple[HostGuard, ...]:
+    """Return the conditions of one code object that a driver loads: nothing of the container is asked.
+
+    `cuda_major` is the release of CUDA that assembled it. Of AMD's driver no floor is known, so none is recorded.
+    """
+    values = {"capability": capability, "driver": OLDEST_DRIVERS.get(cuda_major) if cuda_major else None}
     return tuple(HostGuard(kind=kind, value=value) for kind, value in values.items() if value is not None)
 
 
@@ -59,6 +142,8 @@ def route_facts(recipe: Recipe, profile: Profile, settings: dict[str, object], i
     facts = {"mode": recipe.mode.value, "frozen": str(recipe.freeze).lower()}
     facts |= {"march": str(settings["cpp.march"]), "simdlen": str(settings["cpp.simdlen"]), "isa": isa}
     facts["threads"] = "dynamic" if profile.threads is None else str(profile.threads)
+    if profile.device is not None and any(settings.get(name) for name in _COOPERATIVE):
+        facts[COOPERATIVE_FACT] = "true"
     if captures_graphs(recipe, profile):
         facts["cuda_graphs"] = "capture"
     return facts

@@ -9,18 +9,21 @@ import re
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aot.compile.export import Exported, first_lines
-from aot.compile.torch_inductor import compile_program, watch_tuning
+from aot.compile.torch_inductor import Around, compile_program, watch_tuning
 from aot.errors import AotError, BackendFailed, CompileOutOfMemory, SourceNotExportable
+from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.artifact import Kernel
 
 LIBRARY = "lib/model.so"
 _KERNEL_FILES = (".cubin", ".hsaco", ".fatbin")
 _DEFINITION = re.compile(r'extern "C"\s+(?:void|\w+ void)\s+(\w+)\(')
+_FIXED_THREADS = re.compile(r"#pragma omp [^\n]*\bnum_threads\(\s*\d+\s*\)")
 _LOG_BYTES = 4000
 
 
@@ -39,9 +42,15 @@ class CompiledPackage:
 
 
 def compile_package(
-    exported: Exported, settings: Mapping[str, Any], *, region: str, into: Path, scratch: Path
+    exported: Exported,
+    settings: Mapping[str, Any],
+    *,
+    region: str,
+    into: Path,
+    scratch: Path,
+    around_tuning: Around = lambda kernel, candidates: nullcontext(),
 ) -> CompiledPackage:
-    """Compile `exported` and unpack what a loader needs into `into`.
+    """Compile `exported` and unpack what a loader needs into `into`; `around_tuning` as in `watch_tuning`.
 
     Raises BackendFailed with an excerpt of what the compiler said, and SourceNotExportable for operations that only
     torch's own loader could call.
@@ -50,12 +59,14 @@ def compile_package(
     package = scratch / "model.pt2"
     package.unlink(missing_ok=True)
     try:
-        with watch_tuning() as tuning:
+        with watch_tuning(around_tuning) as tuning:
             compile_program(exported.program, package, dict(settings))
     except Exception as error:
         raise translate_failure(error, region) from error
     with zipfile.ZipFile(package) as archive:
         _refuse_proxies(archive, region)
+        if settings.get("cpp.dynamic_threads"):
+            refuse_fixed_threads(archive, region)
         files = tuple(_extract(archive, into))
         generated = _generated_kernels(archive)
     package.unlink()
@@ -83,7 +94,7 @@ def translate_failure(error: Exception, region: str) -> AotError:
     cause = error.__cause__ or error
     return BackendFailed(
         f"inductor failed on {region or 'the program'}: {type(cause).__name__}: {first_lines(cause)}",
-        hint='the log has the whole text; the route "cache" may work, or another option or mode',
+        hint="the log has the whole text; another mode or option may work; " + NO_OTHER_ROUTE,
         details={"backend": "inductor", "region": region, "log": str(error)[-_LOG_BYTES:]},
     )
 
@@ -116,6 +127,18 @@ def _generated_kernels(archive: zipfile.ZipFile) -> list[str]:
     return list(names)
 
 
+def refuse_fixed_threads(archive: zipfile.ZipFile, region: str) -> None:
+    """Raises BackendFailed where generated code asks for a number of threads, which is the builder's."""
+    for name in archive.namelist():
+        found = _FIXED_THREADS.search(archive.read(name).decode(errors="replace")) if name.endswith(".cpp") else None
+        if found:
+            raise BackendFailed(
+                f"the code of {region or 'the program'} is fixed to the builder's threads: {found[0]}",
+                hint="ask for a profile that pins threads, or leave out the option that led to it",
+                details={"backend": "inductor", "region": region, "log": found[0]},
+            )
+
+
 def _refuse_proxies(archive: zipfile.ZipFile, region: str) -> None:
     """Raises SourceNotExportable for operations without a C interface: the artifact alone cannot call them."""
     for name in archive.namelist():
@@ -125,6 +148,6 @@ def _refuse_proxies(archive: zipfile.ZipFile, region: str) -> None:
         operations = sorted({str(node.get("node", {}).get("target", "?")) for node in nodes})
         raise SourceNotExportable(
             f"{region or 'the program'} calls {', '.join(operations) or 'an operation'}, which has no C interface",
-            hint='give the operation a C shim (aot_inductor.custom_ops_to_c_shims), or use the route "cache"',
+            hint="compose it of torch's own operations, or call it outside of the module; " + NO_OTHER_ROUTE,
             details={"region": region, "operations": operations},
         )

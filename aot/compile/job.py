@@ -11,6 +11,7 @@ from aot.schema.factor import Fingerprint
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport
+from aot.schema.spec import KernelSignature
 from aot.schema.wire.errors import ErrorBody
 
 OUTCOME_FILE = "outcome.json"
@@ -19,6 +20,7 @@ ARTIFACTS_DIRECTORY = "artifacts"
 
 class JobKind(StrEnum):
     SOURCE = "source"
+    KERNEL = "kernel"  # a Triton kernel, for a card that need not be here
     WARM = "warm"  # build a model of our own, for the headers that later builds share
 
 
@@ -28,7 +30,9 @@ class CompileJob(Document, kw_only=True):
     kind: JobKind = JobKind.SOURCE
     tree: str = ""
     entry: str = ""
+    requirements: tuple[str, ...] = ()  # exact pins, of a source tree
     program: str = ""
+    signatures: tuple[KernelSignature, ...] = ()
     recipe: Recipe = Recipe()
     profile: Profile
     weights: tuple[str, ...] = ()  # safetensors files, loaded into the module before anything else

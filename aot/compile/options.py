@@ -13,6 +13,8 @@ from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe
 
 _FAMILIES = {"triton": ("cuda", "rocm"), "cuda": ("cuda",), "cutlass": ("cuda",), "rocm": ("rocm",)}
+# For how many threads loops are planned where they adapt to those that there are: a pod of middle size.
+PLANNED_THREADS = 8
 _VECTOR_BITS = {"x86-64": 0, "x86-64-v2": 0, "x86-64-v3": 256, "x86-64-v4": 512}
 
 
@@ -45,8 +47,9 @@ def inductor_settings(recipe: Recipe, profile: Profile) -> dict[str, Any]:
         "coordinate_descent_tuning": recipe.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS),
         "cpp.dynamic_threads": profile.threads is None,
     }
-    if profile.threads is not None:
-        settings["cpp.threads"] = profile.threads
+    # Inductor plans loops for the threads of the builder, also where it leaves their number to the run: on a worker of
+    # one core it would not look for parallel loops. The same plan everywhere gives the same bytes.
+    settings["cpp.threads"] = PLANNED_THREADS if profile.threads is None else profile.threads
     if recipe.freeze:
         settings |= {"freezing": True, "aot_inductor.package_constants_in_so": True}
         settings |= {"max_autotune_gemm_backends": "CPP,ATEN"} if profile.capability.family == "cpu" else {}
@@ -69,8 +72,8 @@ def cpu_capability(profile: Profile) -> Capability:
 
 def cpu_settings(profile: Profile) -> dict[str, Any]:
     """The instruction set of the profile, never the builder's own."""
-    march = cpu_capability(profile).target
-    return {"cpp.march": march, "cpp.simdlen": _VECTOR_BITS.get(march, 128)}
+    level = cpu_capability(profile).level  # features beyond it are flags of their own: see pin_instruction_set
+    return {"cpp.march": level, "cpp.simdlen": _VECTOR_BITS.get(level, 128)}
 
 
 def host_limits(profile: Profile) -> dict[str, str]:
@@ -81,7 +84,7 @@ def host_limits(profile: Profile) -> dict[str, str]:
         "x86-64-v2": ("default", "SSE41", "SSE4_2"),
         "x86-64": ("default", "SSE41", "SSE4_2"),
     }
-    level = levels.get(profile.capability.target)
+    level = levels.get(profile.capability.level)
     if level is None:
         return {}
     return dict(zip(("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"), level, strict=True))
@@ -98,7 +101,7 @@ def mode_notes(recipe: Recipe, profile: Profile) -> tuple[str, ...]:
             "Inductor tunes CPU kernels for constant weights only: freeze = true tunes, at the price of one "
             "bundle for each checkpoint"
         )
-    if on_cpu and _VECTOR_BITS.get(profile.capability.target) == 0:
+    if on_cpu and _VECTOR_BITS.get(profile.capability.level) == 0:
         # torch/_inductor/cpu_vec_isa.py: on x86-64 it knows AVX2, AVX-512 and AMX.
         notes.append(
             f"Inductor writes scalar loops for {profile.capability.target}, since it knows no vector instructions "

@@ -23,9 +23,7 @@ def refuse_unpinned(module: "Module", requirements: Sequence[str]) -> None:
     """Raises InvalidSpec when a class of the module tree belongs to a distribution that `requirements` do not pin."""
     pinned = {_normalized(requirement.partition("==")[0]) for requirement in requirements}
     found = {
-        name: version
-        for name, version in sorted(distributions_of(module).items())
-        if _normalized(name) not in pinned
+        name: version for name, version in sorted(distributions_of(module).items()) if _normalized(name) not in pinned
     }
     if not found:
         return

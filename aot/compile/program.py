@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aot.compile.dimensions import Size, parse_dimensions
 from aot.errors import AotError, CompileOutOfMemory, SourceNotLoadable
+from aot.schema.factor import Fingerprint
 from aot.schema.recipe import Dimension
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Program:
     dimensions: tuple[Dimension, ...] = ()
     dynamic_shapes: Any = None
     located: tuple[tuple[Mapping[int, Size], ...], ...] | None = None  # where sizes sit, when that is known already
+    identity: Fingerprint | None = None  # of an exported program, which comes without the module that has one
 
 
 def open_factory(tree: Path, entry: str) -> Program:

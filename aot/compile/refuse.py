@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aot.compile.program import Program
 from aot.errors import SourceNotExportable
+from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.recipe import Randomness, Recipe
 
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ def _complain_of_tensor(tensor: "Tensor") -> tuple[str, str] | None:
         (
             kind not in (torch.Tensor, torch.nn.Parameter),
             f"a tensor subclass, {kind.__module__}.{kind.__qualname__}",
-            "unwrap it to plain tensors (torch.utils.parametrize, or torchao.utils.unwrap_tensor_subclass), "
-            "or use the route cache",
+            "unwrap it to plain tensors in the factory (torchao.utils.unwrap_tensor_subclass, or .dequantize()); "
+            + NO_OTHER_ROUTE,
         ),
         (tensor.is_quantized, "a quantized tensor", "store int8 values and scales as plain tensors"),
         (tensor.is_nested, "a nested tensor", "pass values and offsets as plain tensors"),

@@ -7,15 +7,17 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aot.bundle.hashing import blob_of
+from aot.compile.binaries import record_binaries
 from aot.compile.headers import SharedCaches
+from aot.compile.isa import check_instructions
 from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
 from aot.compile.layout import Layout, package_place
-from aot.compile.options import check_recipe, cpu_capability
+from aot.compile.options import cpu_capability
 from aot.compile.toolchain import observe_toolchain
 from aot.errors import (
     AotError,
@@ -28,6 +30,7 @@ from aot.errors import (
     MalformedDocument,
     SourceNotLoadable,
 )
+from aot.recipes import check_recipe
 from aot.sandbox import Bubblewrap, ChildExit, ExitKind, OnEvent, ShouldStop, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.schema.artifact import Artifact, ConstantMeta
@@ -97,6 +100,7 @@ def compile_source(
     job = CompileJob(
         tree=place if source.tree else "",
         entry=source.entry if source.tree else "",
+        requirements=spec.source.requirements,
         program="" if source.tree else place,
         recipe=spec.recipe,
         profile=profile,
@@ -106,9 +110,10 @@ def compile_source(
         build=str(layout.inside("build")),
         headers=str(layout.inside("headers")) if headers else "",
     )
-    return run_job(
+    compiled = run_job(
         job, layout, limits=spec.limits, sandbox=sandbox, devices=devices, on_event=on_event, should_stop=should_stop
     )
+    return replace(compiled, artifacts=check_instructions(compiled.artifacts, compiled.paths, profile))
 
 
 def find_cards(profile: Profile) -> tuple[Path, ...]:
@@ -160,7 +165,7 @@ def run_job(
     should_stop: ShouldStop = lambda: None,
 ) -> Compiled:
     """Run one child to its end, and return what it made. Raises as `compile_source`."""
-    layout.prepare(observe_toolchain().compiler, march=cpu_capability(job.profile).target)
+    layout.prepare(observe_toolchain().compiler, march=cpu_capability(job.profile).level)
     (layout.scratch / "job" / "job.json").write_bytes(encode(job))
     phase = Phase.LOADING
 
@@ -194,12 +199,13 @@ def run_job(
     outcome = read_outcome(layout.scratch / "out", ended, phase=phase, limits=limits)
     if outcome.fingerprint is None:
         raise _failure(BackendFailed, "the child recorded no fingerprint", "build again", ended)
+    paths = dict(check_files(layout.scratch / "out", outcome))
     return Compiled(
-        artifacts=outcome.artifacts,
+        artifacts=tuple(record_binaries(artifact, paths, job.profile) for artifact in outcome.artifacts),
         fingerprint=outcome.fingerprint,
         parameters=outcome.parameters,
         report=outcome.report,
-        paths=dict(check_files(layout.scratch / "out", outcome)),
+        paths=paths,
         exit=ended,
     )
 

@@ -7,14 +7,18 @@ equal programs give equal bytes on every machine.
 """
 
 import io
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aot.bundle.hashing import blob_of
 from aot.compile.dimensions import Size
 from aot.compile.program import Example, Program
 from aot.errors import InvalidSource, SourceNotLoadable
+from aot.runtime.code import full_name
+from aot.runtime.program import fingerprint_program
 from aot.schema.recipe import Dimension
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 # Where a node came from in the exporter's files; everything else of a node's record is part of the program.
 _TRACES = ("stack_trace", "source_fn_stack", "custom")
+_WRITE_ONE = "write it with torch.export.save(torch.export.export(module, args), path)"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -33,13 +38,13 @@ def strip_program(source: Path, target: Path) -> None:
     """
     import torch
 
+    if not zipfile.is_zipfile(source):
+        raise InvalidSource(f"{source.name} is no exported program: no archive, or not all of one", hint=_WRITE_ONE)
     try:
-        # By its bytes: by path, torch wants to see the suffix .pt2.
-        program = torch.export.load(io.BytesIO(source.read_bytes()))
+        program = _load(source)
     except Exception as error:
         raise InvalidSource(
-            f"{source.name} is no exported program: {type(error).__name__}: {str(error)[:200]}",
-            hint="write it with torch.export.save(torch.export.export(module, args), path)",
+            f"{source.name} is no exported program: {type(error).__name__}: {str(error)[:200]}", hint=_WRITE_ONE
         ) from error
     _drop_values(program)
     for module in program.graph_module.modules():
@@ -47,7 +52,10 @@ def strip_program(source: Path, target: Path) -> None:
             for key in _TRACES:
                 node.meta.pop(key, None)
     buffer = io.BytesIO()
-    torch.export.save(program, buffer)
+    with warnings.catch_warnings():
+        # Torch looks for the whole tensor behind each weight, and there is none any more.
+        warnings.filterwarnings("ignore", message="No complete tensor found")
+        torch.export.save(program, buffer)
     temporary = target.with_name(target.name + ".part")
     _write_plainly(buffer, temporary)
     temporary.replace(target)
@@ -60,12 +68,10 @@ def open_program(path: Path, *, seed: int) -> Program:
     """
     import inspect
 
-    import torch
-
     from aot.compile.weights import seed_weights
 
     try:
-        exported = torch.export.load(io.BytesIO(path.read_bytes()))
+        exported = _load(path)
     except Exception as error:
         raise SourceNotLoadable(
             f"the exported program does not load: {type(error).__name__}: {str(error)[:300]}",
@@ -77,6 +83,12 @@ def open_program(path: Path, *, seed: int) -> Program:
     sizes = tuple(_sizes_of(exported))
     options = {"check_guards": False} if "check_guards" in inspect.signature(exported.module).parameters else {}
     module = exported.module(**options)
+    identity = fingerprint_program(
+        blob_of(path).digest,
+        graph=module,
+        classes=_classes_of(exported),
+        constants={name: value for name, value in exported.constants.items() if name not in _held_by_module(exported)},
+    )
     seed_weights(module, seed)
     args, kwargs = exported.example_inputs
     used = {size.dimension for leaf in sizes for size in leaf.values()}
@@ -85,7 +97,23 @@ def open_program(path: Path, *, seed: int) -> Program:
         examples=(Example(tuple(args), dict(kwargs or {})),),
         dimensions=tuple(dimension for dimension in _ranges_of(exported) if dimension.name in used),
         located=(sizes,),
+        identity=identity,
     )
+
+
+def _load(path: Path) -> "ExportedProgram":
+    """Raises whatever torch raises, without the traceback that it logs on the way."""
+    import logging
+
+    import torch
+
+    log = logging.getLogger("torch.export")
+    before, log.disabled = log.disabled, True
+    try:
+        # By its bytes: by path, torch wants to see the suffix .pt2.
+        return torch.export.load(io.BytesIO(path.read_bytes()))
+    finally:
+        log.disabled = before
 
 
 def _drop_values(program: "ExportedProgram") -> None:
@@ -154,6 +182,16 @@ def _redraw(tensor: "Tensor") -> "Tensor":
         return tensor
     generator = torch.Generator().manual_seed(0)
     return torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+
+
+def _classes_of(program: "ExportedProgram") -> dict[str, str | None]:
+    """The class of every module by dotted name, None for one that was not called: the graph tells of calls alone."""
+    classes: dict[str, str | None] = {entry.fqn: None for entry in program.module_call_graph}
+    for node in program.graph.nodes:
+        for where, kind in (node.meta.get("nn_module_stack") or {}).values():
+            # A module that is called again goes by `name@1`.
+            classes[where.partition("@")[0]] = kind if isinstance(kind, str) else full_name(kind)
+    return classes
 
 
 def _held_by_module(program: "ExportedProgram") -> frozenset[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot.environment import Host
-from aot.environment.packages import torch_versions, triton_version
+from aot.environment.packages import torch_build, triton_version
 from aot.errors import InvalidConfig
 from aot.schema.profile import Toolchain
 
@@ -31,8 +31,8 @@ def observe_toolchain(*, search_path: str = SEARCH_PATH, host: Host | None = Non
     """
     # The readers that a pod observes itself with: what is written into a bundle must be what is looked for later.
     host = host or Host()
-    torch, cuda = torch_versions(host)
-    if torch is None:
+    built = torch_build(host)
+    if built.version is None:
         raise InvalidConfig(
             "torch is not installed here, so nothing can be compiled", hint="install aot-registry[compile]"
         )
@@ -42,12 +42,12 @@ def observe_toolchain(*, search_path: str = SEARCH_PATH, host: Host | None = Non
             f"no C++ compiler: g++ is not in {search_path}", hint="install g++ (apt-get install g++) on this worker"
         )
     toolchain = Toolchain(
-        torch=torch,
+        torch=built.version,
         python=platform.python_version(),
         compiler=f"g++ {_compiler_version(compiler)}",
         libc=_libc(),
         triton=triton_version(host),
-        cuda=cuda,
+        cuda=built.cuda,
     )
     return Observed(toolchain=toolchain, compiler=Path(compiler))
 

@@ -5,8 +5,9 @@ never correctness, except for the instruction set, whose absence is an error.
 """
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from aot.errors import BackendFailed
 from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
 
+Around = Callable[[int, int], contextlib.AbstractContextManager[None]]
+
 _REQUIRED = (
     "always_keep_tensor_constants",
     "joint_graph_constant_folding",
@@ -22,6 +25,10 @@ _REQUIRED = (
     "cpp.weight_prepack",
     "cpp.simdlen",
 )
+
+
+# Sets above x86-64-v4 by the feature that names them, the larger first (torch/_inductor/cpu_vec_isa.py).
+_LARGER = (("amx_tile", "VecAMX"), ("avx512_vnni", "VecAVX512VNNI"))
 
 
 def known_options() -> dict[str, Any]:
@@ -41,7 +48,9 @@ def pin_instruction_set(capability: Capability) -> str:
     from torch._inductor import cpu_vec_isa
 
     bases = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
-    name = bases.get(capability.target, "VecNEON" if capability.target.startswith("arm") else "")
+    name = bases.get(capability.level, "VecNEON" if capability.level.startswith("arm") else "")
+    if name == "VecAVX512":
+        name = next((larger for feature, larger in _LARGER if feature in capability.features), name)
     if not hasattr(cpu_vec_isa, "valid_vec_isa_list"):
         raise BackendFailed(
             "this torch has no cpu_vec_isa.valid_vec_isa_list, so the instruction set cannot be pinned",
@@ -104,17 +113,38 @@ class Tuning:
 
 
 @contextlib.contextmanager
-def watch_tuning() -> Iterator[Tuning]:
-    """Collect what max-autotune measures inside the block."""
+def watch_tuning(around: Around = lambda kernel, candidates: contextlib.nullcontext()) -> Iterator[Tuning]:
+    """Collect what max-autotune measures inside the block; `around` is entered while one kernel is tuned.
+
+    It is given the kernel's number, from 1, and how many candidates are compared.
+    """
     from torch._inductor import select_algorithm
 
-    tuning = Tuning()
-    # Five arguments in some releases, six in others: a wrong count fails the build.
-    select_algorithm.add_feedback_saver(lambda *a: tuning.note(a[0], str(a[1])))
+    tuning, current, begun = Tuning(), contextlib.ExitStack(), itertools.count(1)
+
+    def begin(choices: list[Any]) -> list[Any]:
+        # Called for every kernel that could be tuned. A failed one has no end, so the next begins after it.
+        current.close()
+        if len(choices) > 1:
+            current.enter_context(around(next(begun), len(choices)))
+        return choices
+
+    def end(*reported: Any) -> None:
+        # Five arguments in some releases, six in others: a wrong count fails the build.
+        current.close()
+        tuning.note(reported[0], str(reported[1]))
+
+    told = hasattr(select_algorithm, "add_preprocessing_fn") and hasattr(select_algorithm, "clear_preprocessing_fns")
+    if told:
+        select_algorithm.add_preprocessing_fn(begin)
+    select_algorithm.add_feedback_saver(end)
     try:
         yield tuning
     finally:
+        current.close()
         select_algorithm.clear_feedback_savers()
+        if told:
+            select_algorithm.clear_preprocessing_fns()
 
 
 def compile_program(program: Any, package: Path, settings: dict[str, Any]) -> None:

@@ -6,32 +6,37 @@ import sys
 from aot.environment.cpu import Cpus, allowed_processors, usable_cores
 from aot.environment.host import Host
 from aot.environment.libraries import libstdcxx_version
-from aot.environment.packages import loaded_torch_threads, torch_versions, triton_version
+from aot.environment.packages import loaded_torch_threads, torch_build, triton_version
 from aot.schema.environment import ContainerFacts
 
 
 def observe_container(host: Host | None = None) -> ContainerFacts:
-    """Return versions of torch, Triton, CUDA, Python, libc and libstdc++, and the threads and cores to be had."""
+    """Return versions of torch, Triton, CUDA, ROCm, Python, libc and libstdc++, and the threads and cores to be had."""
     host = host or Host()
-    torch, cuda = torch_versions(host)
+    torch = torch_build(host)
     return ContainerFacts(
-        torch=torch,
+        torch=torch.version,
         triton=triton_version(host),
-        cuda=cuda,
+        cuda=torch.cuda,
+        hip=torch.hip,
+        cxx11_abi=torch.cxx11_abi,
         python=".".join(map(str, sys.version_info[:3])),
-        libc=libc_version(),
+        libc=libc_version(host),
         libstdcxx=libstdcxx_version(host),
         threads=torch_threads(host),
         cores=usable_cores(host),
     )
 
 
-def libc_version() -> str | None:
-    """Return the release of the glibc that this process runs on ("2.36"); None on another C library."""
+def libc_version(host: Host) -> str | None:
+    """Return the release of the glibc that this process runs on ("2.36"), or "musl"; None on another C library."""
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):
-        return None
+        text = ""
+    if not text:
+        # Where its loader lies: musl, "Guidelines for distributions"; glibc names itself by the call above.
+        return "musl" if any(host.path("/lib").glob("ld-musl-*.so.1")) else None
     return text.removeprefix("glibc ") or None
 
 

@@ -1,8 +1,7 @@
 """The CPU: its level, model, features, and how many of its cores this process may use.
 
-Sources: the x86-64 psABI's micro-architecture levels, in the spelling of /proc/cpuinfo (abm holds lzcnt, pni is SSE3,
-and the kernel takes xsave and avx away where OSXSAVE is not usable); Arm's list of features that each architecture
-version makes mandatory, in the spelling of the kernel's elf_hwcaps.
+The levels are those of `aot.schema.targets`, in the spelling of /proc/cpuinfo (abm holds lzcnt, pni is SSE3, and the
+kernel takes xsave and avx away where OSXSAVE is not usable).
 """
 
 import math
@@ -11,23 +10,12 @@ from functools import cached_property
 
 from aot.environment.cgroup import cpu_quota
 from aot.environment.host import Host
-from aot.schema.capability import Capability
+from aot.schema.capability import CPU_X86_LEVELS, Capability
+from aot.schema.targets import level_features
 
-_X86_LEVELS = (
-    ("x86-64", frozenset(("cmov", "cx8", "fpu", "fxsr", "mmx", "syscall", "sse", "sse2", "lm"))),
-    ("x86-64-v2", frozenset(("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"))),
-    ("x86-64-v3", frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"))),
-    ("x86-64-v4", frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))),
-)
-_ARM_LEVELS = (
-    ("armv8-a", frozenset(("fp", "asimd"))),
-    ("armv8.1-a", frozenset(("atomics", "asimdrdm", "crc32"))),
-    ("armv8.2-a", frozenset(("dcpop",))),
-    ("armv8.3-a", frozenset(("fcma", "jscvt", "lrcpc"))),
-    ("armv8.4-a", frozenset(("asimddp", "dit", "flagm", "ilrcpc", "uscat"))),
-    ("armv8.5-a", frozenset(("flagm2", "frint", "sb"))),
-    ("armv9-a", frozenset(("sve2",))),
-)
+# psABI levels are enough of a name for an x86 CPU, and Arm's versions for the others; what a CPU has beyond its level
+# is in its features.
+_ARM_LADDER = ("armv8-a", "armv8.1-a", "armv8.2-a", "armv8.3-a", "armv8.4-a", "armv8.5-a", "armv9-a")
 
 
 @dataclass(frozen=True)
@@ -57,8 +45,9 @@ class Cpus:
         if self.features is None:
             return None
         found: str | None = None
-        for level, wanted in _X86_LEVELS if self.machine == "x86_64" else _ARM_LEVELS:
-            if not wanted <= frozenset(self.features):
+        have = frozenset(self.features)
+        for level in CPU_X86_LEVELS if self.machine == "x86_64" else _ARM_LADDER:
+            if not (level_features(level) or frozenset()) <= have:
                 break
             found = level
         return None if found is None else Capability(f"cpu:{found}")
@@ -81,6 +70,12 @@ class Cpus:
             if "core id" in fields and fields["processor"].isdecimal() and int(fields["processor"]) in allowed
         }
         return len(cores) or None
+
+
+def sve_bits(host: Host) -> int | None:
+    """Return the length of SVE vectors that a new process gets; None without SVE (Linux, arm64/sve.rst)."""
+    text = (host.text("/proc/sys/abi/sve_default_vector_length") or "").strip()
+    return int(text) * 8 if text.isdecimal() and int(text) > 0 else None
 
 
 def allowed_processors(host: Host) -> frozenset[int] | None:

@@ -2,12 +2,16 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from aot.environment.host import Host
 
 _VERSION = re.compile(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_ERROR_CONSTRUCTOR = b"_ZN3c105ErrorC2ENS_14SourceLocationE"  # c10::Error(SourceLocation, std::string)
+_HIP = re.compile(r"^hip\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _CUDA = re.compile(r"^cuda\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
@@ -26,12 +30,49 @@ def find_package(host: Host, name: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin and spec.has_location else None
 
 
-def torch_versions(host: Host) -> tuple[str | None, str | None]:
-    """Return torch's version with its local part ("2.13.0+cpu"), and the CUDA runtime that it was built for."""
+@dataclass(frozen=True, kw_only=True)
+class TorchBuild:
+    """What torch says of itself in its files: its version with the local part, and what it was built for."""
+
+    version: str | None = None  # "2.13.0+cpu"
+    cuda: str | None = None  # "13.0"
+    hip: str | None = None  # "6.4.43482"
+    cxx11_abi: bool | None = None
+
+
+def torch_build(host: Host) -> TorchBuild:
+    """Return what the files of torch say; every field None where it is not installed. Does not import it."""
     directory = find_package(host, "torch")
-    text = _text(directory / "version.py") if directory else ""
-    version, cuda = _VERSION.search(text), _CUDA.search(text)
-    return version[1] if version else None, cuda[1] if cuda else None
+    if directory is None:
+        return TorchBuild()
+    text = _text(directory / "version.py")
+    version, cuda, hip = (pattern.search(text) for pattern in (_VERSION, _CUDA, _HIP))
+    return TorchBuild(
+        version=version[1] if version else None,
+        cuda=cuda[1] if cuda else None,
+        hip=hip[1] if hip else None,
+        cxx11_abi=_cxx11_abi(directory),
+    )
+
+
+def _cxx11_abi(directory: Path) -> bool | None:
+    """Return whether torch was built with the std::string of GCC 5: the mangled name of a constructor spells it.
+
+    Source: the Itanium C++ ABI: "Ss" is std::string itself, "NSt7__cxx11" begins libstdc++'s newer one.
+    """
+    try:
+        with (
+            (directory / "lib" / "libc10.so").open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+        ):
+            place = content.find(_ERROR_CONSTRUCTOR)
+            start = place + len(_ERROR_CONSTRUCTOR)
+            argument = content[start : start + 11] if place >= 0 else b""
+    except (OSError, ValueError):
+        return None  # not there, or empty
+    if argument == b"NSt7__cxx11":
+        return True
+    return False if argument.startswith(b"Ss") else None
 
 
 def triton_version(host: Host) -> str | None:

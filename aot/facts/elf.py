@@ -6,22 +6,31 @@ and a limit before anything is read, so work is bounded.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from aot.facts.image import Image
 
 EM_X86_64 = 62
 EM_AARCH64 = 183
 EM_CUDA = 190
+EM_AMDGPU = 224
 
 PT_LOAD = 1
 PT_DYNAMIC = 2
+PT_GNU_EH_FRAME = 0x6474E550
+PF_EXECUTE = 1
+SHT_NULL = 0
 SHT_SYMTAB = 2
 SHT_NOTE = 7
 SHT_NOBITS = 8
 SHT_DYNSYM = 11
 SHN_UNDEF = 0
+SHF_EXECUTE = 4
+STT_NOTYPE = 0
+STT_OBJECT = 1
+STT_FUNC = 2
 
 SECTIONS = 65_536  # the most that are read; shared objects have dozens, cubins a handful for each kernel
 
@@ -31,31 +40,34 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Struct, frozen=True):
     kind: int
     offset: int
     address: int
     size_bytes: int  # in the file
+    flags: int = 0
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     name: str
     kind: int
     offset: int
     size_bytes: int
     link: int
+    flags: int = 0
+    address: int = 0
+    info: int = 0
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(Struct, frozen=True):
     """`section` is SHN_UNDEF where the symbol is asked for and not defined; `other` holds visibility and markers."""
 
     name_offset: int  # in the file
     kind: int
     other: int
     section: int
+    value: int = 0
+    size_bytes: int = 0
 
 
 class Elf:
@@ -80,7 +92,9 @@ class Elf:
         offset, entry_bytes, count = self._segments
         self._check_table(offset, entry_bytes, count, wanted=_SEGMENT.size)
         rows = (self.image.unpack(_SEGMENT, offset + index * entry_bytes) for index in range(count))
-        return tuple(Segment(kind=row[0], offset=row[2], address=row[3], size_bytes=row[5]) for row in rows)
+        return tuple(
+            Segment(kind=row[0], offset=row[2], address=row[3], size_bytes=row[5], flags=row[1]) for row in rows
+        )
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
@@ -105,9 +119,20 @@ class Elf:
                 offset=row[4],
                 size_bytes=row[5],
                 link=row[6],
+                flags=row[2],
+                address=row[3],
+                info=row[7],
             )
             for row in rows
         )
+
+    def check_whole(self) -> None:
+        """Raise MalformedDocument where a table or the content of a section lies outside of the file."""
+        for segment in self.segments():
+            self.image.check(segment.offset, segment.size_bytes)
+        for section in self.sections:
+            if section.kind not in (SHT_NULL, SHT_NOBITS):
+                self.image.check(section.offset, section.size_bytes)
 
     def content_of(self, section: Section) -> bytes:
         if section.kind == SHT_NOBITS:
@@ -132,7 +157,14 @@ class Elf:
         content = self.content_of(table)
         whole = len(content) - len(content) % _SYMBOL.size
         for row in _SYMBOL.iter_unpack(memoryview(content)[:whole]):
-            yield Symbol(name_offset=names.offset + row[0], kind=row[1] & 0xF, other=row[2], section=row[3])
+            yield Symbol(
+                name_offset=names.offset + row[0],
+                kind=row[1] & 0xF,
+                other=row[2],
+                section=row[3],
+                value=row[4],
+                size_bytes=row[5],
+            )
 
     def _check_table(self, offset: int, entry_bytes: int, count: int, *, wanted: int) -> None:
         if count and entry_bytes < wanted:

@@ -1,7 +1,8 @@
 """What a shared object asks of the host that maps it."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from aot.facts import versions
 from aot.facts.dynamic import DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, Dynamic
@@ -24,8 +25,7 @@ _RUNTIME_SYMBOLS = (
 _RUNTIME_TEXT = b"terminate called after throwing an instance of '"
 
 
-@dataclass(frozen=True)
-class SearchPath:
+class SearchPath(Struct, frozen=True):
     """Directories that a file adds to the loader's search, as written: `$ORIGIN` is not replaced."""
 
     rpath: tuple[str, ...]

@@ -23,7 +23,7 @@ from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Reference
 from aot.schema.profile import Profile
 from aot.schema.report import Provenance, Qualification
-from aot.schema.spec import Spec
+from aot.schema.spec import KernelSource, Spec
 from aot.source import OpenedSource
 
 
@@ -87,7 +87,7 @@ def build_bundle(
         artifacts=compiled.artifacts,
         qualification=Qualification(),
         compile_report=compiled.report,
-        provenance=_provenance(builder),
+        provenance=provenance_of(question.spec, builder=builder),
     )
     return _prove(
         draft, compiled.paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop
@@ -111,6 +111,11 @@ def requalify_bundle(
 
     Raises as `build_bundle`, and QualificationFailed where its files ask other things of a host than it says.
     """
+    if isinstance(question.spec.source, KernelSource):
+        raise QualificationFailed(
+            f"no proof of the route kernel: nothing here runs code objects for {question.profile.capability}",
+            hint="the bundle stays out; run its kernels with your own program",
+        )
     scratch.mkdir(parents=True, exist_ok=True)
     spec = question.spec
     pinned = Reference(f"{spec.namespace}/{spec.name}@{digest}")
@@ -195,9 +200,14 @@ def _hint_for(manifest: Manifest) -> str:
     return "the details list every fault; see the build's log"
 
 
-def _provenance(builder: str) -> Provenance:
+def provenance_of(spec: Spec, *, builder: str) -> Provenance:
+    """Who builds what from which commit, with which version, now."""
+    commit = spec.commit
     return Provenance(
         builder=builder,
+        commit=commit.revision if commit else "",
+        dirty=commit is not None and commit.dirty,
+        commit_told_by=commit.told_by if commit else "",
         aot_version=aot.__version__,
         built_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

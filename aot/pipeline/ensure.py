@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from aot.client import RegistryClient
-from aot.errors import InvalidSource
+from aot.errors import InvalidSource, InvalidSpec
 from aot.pipeline.lockfile import check_place, write_lock
 from aot.pipeline.source import PackedSource, pack_factory, pack_program
+from aot.recipes import check_recipe
 from aot.runtime.fetch import verify_signed
 from aot.schema.digest import Digest
 from aot.schema.lock import Lock, LockEntry
@@ -21,6 +24,7 @@ from aot.schema.project import ModelEntry, Project
 from aot.schema.spec import Spec
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.bundles import FindTarget, SignedManifest
+from aot.source import find_commit
 from aot.trust import TrustedKeys
 
 
@@ -63,19 +67,23 @@ def ensure_project(
     lock_path: Path,
     trusted: TrustedKeys,
     start: Start,
+    ci_commit: str | None = None,
     on_target: Callable[[Target], None] = lambda target: None,
 ) -> tuple[Target, ...]:
     """Return every target, all present, and write the lock where it changed.
 
-    `root` is where the project's paths begin. All missing builds are begun before the first is waited for, so that
-    several workers share them; where one fails, the others go on and are found by the next run. Raises what `start`
-    and its `Wait` raise, SignatureRejected for a bundle that no trusted key has signed, InvalidSource for a source
-    that cannot be packed, InvalidInput for a lock that cannot be written.
+    `root` is where the project's paths begin, `ci_commit` what CI says was checked out, for where git cannot tell. All
+    missing builds are begun before the first is waited for, so that several workers share them; where one fails, the
+    others go on and are found by the next run. Raises what `start` and its `Wait` raise, SignatureRejected for a
+    bundle that no trusted key has signed, InvalidSource for a source that cannot be packed, InvalidInput for a lock
+    that cannot be written, InvalidSpec for a recipe that no worker can follow.
     """
     check_place(lock_path)
+    for model in project.models:
+        _check_recipe(model)
     targets: list[Target] = []
     with tempfile.TemporaryDirectory(prefix="aot-ensure-") as scratch:
-        for asked in _ask(client, project, root=root, scratch=Path(scratch), start=start):
+        for asked in _ask(client, project, root=root, scratch=Path(scratch), start=start, ci_commit=ci_commit):
             for target in _ensure(client, asked, trusted=trusted):
                 on_target(target)
                 targets.append(target)
@@ -84,17 +92,24 @@ def ensure_project(
     return tuple(targets)
 
 
-def _ask(client: RegistryClient, project: Project, *, root: Path, scratch: Path, start: Start) -> list[_Asked]:
+def _ask(
+    client: RegistryClient, project: Project, *, root: Path, scratch: Path, start: Start, ci_commit: str | None
+) -> list[_Asked]:
     """Pack every source, ask for all targets in one request, and begin what is missing."""
     wanted = []
     for number, model in enumerate(project.models):
         packed = _pack(model, root, scratch / str(number))
         wanted += [(model, packed, _spec(project, model, packed, profile)) for profile in model.profiles]
     answers = client.find([spec for _, _, spec in wanted])
-    return [
-        _Asked(model, spec, answer, None if answer.bundle else start(model, spec, packed))
-        for (model, packed, spec), answer in zip(wanted, answers, strict=True)
-    ]
+    asked = []
+    for (model, packed, spec), answer in zip(wanted, answers, strict=True):
+        wait = None
+        if answer.bundle is None:
+            # Git is asked only where something is built: a run that finds everything stays as quick as it was.
+            commit = find_commit(_place(model, root), ci=ci_commit)
+            wait = start(model, replace(spec, commit=commit), packed)
+        asked.append(_Asked(model, spec, answer, wait))
+    return asked
 
 
 def _ensure(client: RegistryClient, asked: _Asked, *, trusted: TrustedKeys) -> list[Target]:
@@ -128,9 +143,17 @@ def _built(client: RegistryClient, spec: Spec, view: BuildView) -> SignedManifes
     return client.resolve(pinned)[0]
 
 
+def _check_recipe(model: ModelEntry) -> None:
+    """Before anything is packed. Raises InvalidSpec with the model's name."""
+    try:
+        check_recipe(model.recipe)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"model {model.name}: {error.message}", hint=error.hint) from error
+
+
 def _pack(model: ModelEntry, root: Path, into: Path) -> PackedSource:
     weights = [root / path for path in model.weights]
-    place = root / model.source if model.program is None else root / model.program
+    place = _place(model, root)
     missing = [path for path in (place, *weights) if not path.exists()]
     if missing:
         raise InvalidSource(f"model {model.name}: {missing[0]} does not exist", hint="paths are relative to aot.toml")
@@ -138,6 +161,10 @@ def _pack(model: ModelEntry, root: Path, into: Path) -> PackedSource:
         return pack_program(place, into=into, requirements=model.requirements, weights=weights)
     assert model.entry is not None
     return pack_factory(place, model.entry, into=into, requirements=model.requirements, weights=weights)
+
+
+def _place(model: ModelEntry, root: Path) -> Path:
+    return root / model.source if model.program is None else root / model.program
 
 
 def _spec(project: Project, model: ModelEntry, packed: PackedSource, profile: Name) -> Spec:

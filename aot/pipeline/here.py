@@ -45,7 +45,7 @@ def build_here(
         shared_caches=shared_caches,
         # The source is the caller's own: without bubblewrap it runs as any program of his does.
         sandbox=sandbox if isinstance(sandbox, Bubblewrap) else None,
-        builder=_user(),
+        builder=user_name(),
         on_event=on_event,
         should_stop=lambda: None,
     )
@@ -71,7 +71,7 @@ def _registered(client: RegistryClient, spec: Spec) -> Profile:
     return wanted
 
 
-def _user() -> str:
+def user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container that runs as a number without a name

@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
-from aot.errors import BlobPending
+from aot.errors import BlobMissing, BlobPending
 from aot.pipeline.build import Staged
-from aot.pipeline.source import raise_if_stopped
+from aot.pipeline.source import PackedSource, raise_if_stopped
 from aot.sandbox import OnEvent, ShouldStop
+from aot.schema.digest import Digest
+from aot.schema.manifest import Manifest
 from aot.schema.names import Tag
+from aot.schema.spec import ProgramSource, Spec
 from aot.schema.wire.bundles import PublishReply
 
 PENDING_SECONDS, PENDING_PAUSE, STOP_PAUSE = 600.0, 2.0, 0.2
@@ -33,10 +36,46 @@ def publish_bundle(
     return _while_pending(lambda: client.publish(build, staged.manifest_text), should_stop=should_stop)
 
 
-def push_bundle(client: RegistryClient, staged: Staged, *, tags: Sequence[Tag] = ()) -> PublishReply:
-    """Upload a bundle that was built elsewhere; it stays pending until a fitting worker has proven it again."""
+def push_bundle(
+    client: RegistryClient, staged: Staged, *, tags: Sequence[Tag] = (), source: PackedSource | None = None
+) -> PublishReply:
+    """Upload a bundle that was built elsewhere; it stays pending until a fitting worker has proven it again.
+
+    The proof needs the source and its weights: what the registry lacks of them is taken from `source`. Raises
+    BlobMissing where it is not there, and what `publish_bundle` raises.
+    """
+    manifest = staged.manifest
+    if source is not None:
+        links = client.open_uploads(manifest.namespace, manifest.spec.blobs)
+        client.upload_blobs([link for link in links if link.digest in source.paths], source.paths)
     upload_bundle(client, staged)
-    return _while_pending(lambda: client.push(staged.manifest_text, tags=tuple(tags)))
+    try:
+        return _while_pending(lambda: client.push(staged.manifest_text, tags=tuple(tags)))
+    except BlobMissing as error:
+        # Asked at the end: what was uploaded and not yet used for anything is offered for upload again.
+        raise _source_missing(manifest, error) from error
+
+
+def _source_missing(manifest: Manifest, error: BlobMissing) -> BlobMissing:
+    """The same error in the user's words, where it is about what the bundle was built from."""
+    spec = manifest.spec
+    missing = [blob.digest for blob in spec.blobs if blob.digest in error.details.get("digests", ())]
+    if not missing:
+        return error
+    weights = {file.digest: file.path for file in spec.weights}
+    names = [weights.get(digest, f"the source {digest}") for digest in missing]
+    return BlobMissing(
+        f"the registry lacks what {manifest.namespace}/{manifest.name} was built from: {', '.join(names)}",
+        hint=f"a worker proves the bundle again, so it needs that too: add {_options(spec, missing)}",
+        details={"digests": missing},
+    )
+
+
+def _options(spec: Spec, missing: Sequence[Digest]) -> str:
+    """The options of `aot push` that bring the blobs."""
+    wanted = "FILE.pt2" if isinstance(spec.source, ProgramSource) else "TREE"
+    source = [] if any(file.digest == missing[0] for file in spec.weights) else [f"--source {wanted}"]
+    return " ".join((*source, *(f"--weights {file.path}" for file in spec.weights if file.digest in missing)))
 
 
 def upload_bundle(client: RegistryClient, staged: Staged, *, should_stop: ShouldStop = lambda: None) -> None:

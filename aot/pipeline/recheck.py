@@ -5,14 +5,19 @@ word. A proof runs on one host and cannot see a floor that is written too low. S
 derives them. Pure but for the files that it reads.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from aot.compile.host import capability_of, host_guards
+from aot.compile.binaries import binaries_of
+from aot.compile.host import capability_of, host_guards, kernel_guards
+from aot.compile.isa import offences_in
+from aot.compile.kernels.code_object import read_code_object
 from aot.errors import AotError, QualificationFailed
 from aot.facts import read_cubin, read_elf
+from aot.rules import RULES, Order
 from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
+from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
 from aot.schema.recipe import Route
 from aot.schema.spec import FactorySource
@@ -37,6 +42,10 @@ def refuse_false_facts(manifest: Manifest, paths: Mapping[Digest, Path]) -> None
 
 
 def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]) -> Iterator[str]:
+    yield from _faults_of_binaries(artifact, manifest, paths)
+    if artifact.route is Route.KERNEL:
+        yield from _faults_of_kernel(artifact, manifest, paths)
+        return
     if artifact.route is not Route.PACKAGE:
         yield f"nothing can be read from the files of route {artifact.route}"
         return
@@ -52,8 +61,9 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
     profile = manifest.profile
     try:
         elf = read_elf(libraries[0])
+        offences = offences_in(libraries[0], profile) if profile.capability.family == "cpu" else ()
         capability = capability_of(profile, cubins)
-        foreign = {found for path in cubins if not profile.capability.covers(found := read_cubin(path).capability)}
+        foreign = {found for path in cubins if not profile.capability.runs(found := read_cubin(path).capability)}
         guards = host_guards(
             elf,
             profile,
@@ -68,9 +78,53 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
         yield f"it says {artifact.elf}, its library says {elf}"
     if artifact.capability != capability:
         yield f"it says it is for {artifact.capability}, its code is for {capability}"
+    for offence in offences[:MOST_LISTED]:
+        yield f"its code is not for {profile.capability}: {offence}"
     if foreign:
         yield f"it holds kernels for {', '.join(sorted(foreign))}, which {profile.capability} does not run"
     for guard in guards:
         found = [own.value for own in artifact.host_guards if own.kind == guard.kind]
+        if not found and RULES[guard.kind].order is Order.ADVISORY:
+            continue  # it says where the code was tuned; an older version did not write all of it down
         if found != [guard.value]:
             yield f"its guard {guard.kind} is {', '.join(map(str, found)) or 'not there'}, wanted {guard.value}"
+
+
+def _faults_of_binaries(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]) -> Iterator[str]:
+    """What an artifact says of its kernels and its code must be so; one made before they were read says nothing."""
+    if artifact.code is None and not artifact.binaries:
+        return
+    try:
+        code, binaries = binaries_of(artifact, paths, manifest.profile)
+    except AotError as error:
+        yield f"its files cannot be read: {error.message}"
+        return
+    if artifact.binaries != binaries:
+        differing = sorted({kernel.name for kernel in set(artifact.binaries) ^ set(binaries)})
+        yield f"it says of its kernels what its files do not say: {', '.join(differing[:MOST_LISTED])}"
+    if artifact.code is not None and code is not None and artifact.code != code:
+        yield f"it says its code is {artifact.code}, its library says {code}"
+
+
+def _faults_of_kernel(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]) -> Iterator[str]:
+    if len(artifact.files) != 1 or artifact.launch is None:
+        yield f"wanted one code object and its launch, found {len(artifact.files)} file(s)"
+        return
+    try:
+        found = read_code_object(paths[artifact.files[0].digest])
+    except AotError as error:
+        yield f"its code object cannot be used: {error.message}"
+        return
+    if found.kernels != (artifact.launch.entry,):
+        yield f"it launches {artifact.launch.entry}, its code object holds {', '.join(found.kernels) or 'no kernel'}"
+    if artifact.capability != found.capability:
+        yield f"it says it is for {artifact.capability}, its code is for {found.capability}"
+    if not manifest.profile.capability.runs(found.capability):
+        yield f"its code is for {found.capability}, which {manifest.profile.capability} does not run"
+    wanted = kernel_guards(found.capability, cuda_major=found.cuda_major)
+    if artifact.host_guards != wanted:
+        yield f"its guards are {_spell(artifact.host_guards)}, wanted {_spell(wanted)}"
+
+
+def _spell(guards: Iterable[HostGuard]) -> str:
+    return ", ".join(f"{guard.kind} {guard.value}" for guard in guards) or "none"

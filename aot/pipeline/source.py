@@ -25,7 +25,7 @@ class PackedSource:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        packed = self.source.tree if isinstance(self.source, FactorySource) else self.source.program
+        packed = self.source.program if isinstance(self.source, ProgramSource) else self.source.tree
         return (packed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights))
 
 
@@ -58,6 +58,33 @@ def pack_program(
     files, paths = _weights(weights)
     source = ProgramSource(program=blob, requirements=tuple(sorted(requirements)))
     return PackedSource(source, files, {blob.digest: stripped, **paths})
+
+
+def pack_again(spec: Spec, *, into: Path, source: Path | None, weights: Sequence[Path] = ()) -> PackedSource:
+    """Pack what `spec` was submitted with once more; without a `source`, its weights alone.
+
+    Raises InvalidSource when what is packed now is not what was packed then, naming both digests.
+    """
+    files, paths = _weights(weights)
+    into.mkdir(parents=True, exist_ok=True)
+    if source is None:
+        packed = PackedSource(spec.source, files, paths)
+    elif isinstance(spec.source, ProgramSource):
+        packed = pack_program(source, into=into, weights=weights)
+    else:
+        tree = pack_tree(source, into)
+        packed = PackedSource(
+            spec.source, files, {tree.blob.digest: tree.path, **paths}, tuple(map(str, tree.left_out))
+        )
+    wanted = {blob.digest for blob in spec.blobs}
+    for digest, path in packed.paths.items():
+        if digest not in wanted:
+            place = path if path in weights else source
+            raise InvalidSource(
+                f"{place} is not what {spec.name} was built from: it is {digest}, wanted {' or '.join(sorted(wanted))}",
+                hint="check out the commit that was built; `aot inspect` shows the bundle",
+            )
+    return packed
 
 
 def fetch_source(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
-from aot.errors import AotError, BuildFailed, Unavailable
+from aot.errors import AotError, BuildFailed, BuildUnfinished, Unavailable
 from aot.pipeline.source import PackedSource
 from aot.schema.names import Tag
 from aot.schema.spec import Spec
@@ -34,8 +34,8 @@ def follow_build(
 ) -> BuildView:
     """Return the build once it is published; `on_change` sees every state and step on the way.
 
-    Raises BuildFailed when it failed, was cancelled, or `timeout_seconds` passed; Unavailable when the registry has
-    not answered for AWAY_SECONDS.
+    Raises BuildFailed when it failed or was cancelled, BuildUnfinished when `timeout_seconds` passed, Unavailable
+    when the registry has not answered for AWAY_SECONDS.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     log = _Log(client, build, on_line)
@@ -94,9 +94,10 @@ class _Log:
                 self._last = line.sequence
 
 
-def _late(build: str, view: BuildView | None, timeout_seconds: float | None) -> BuildFailed:
+def _late(build: str, view: BuildView | None, timeout_seconds: float | None) -> BuildUnfinished:
     state = view.state if view else "not known"
-    return BuildFailed(
+    again = f"`aot wait {build}` follows it on, `aot cancel {build}` ends it"
+    return BuildUnfinished(
         f"build {build} is still {state} after {timeout_seconds:.0f} s",
-        hint=view.waiting if view and view.waiting else f"`aot wait {build}` follows it on",
+        hint=f"{view.waiting}; {again}" if view and view.waiting else again,
     )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from aot.compile.layout import package_place
 from aot.compile.toolchain import SEARCH_PATH
+from aot.emulator import Emulator
 from aot.errors import CompileStopped, MalformedDocument, QualificationFailed
 from aot.qualify.job import CLAIM_FILE, JOB_FILE, ProofJob, Task
 from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, run_child
@@ -33,9 +34,12 @@ C = TypeVar("C", bound=Document)
 
 @dataclass(frozen=True)
 class Watched:
-    """One child that ended, with what was seen of it from outside. `steps`: seconds from its start to each event."""
+    """One child that ended, with what was seen of it from outside. `steps`: seconds from its start to each event.
 
-    task: Task
+    `task` names it in words, its emulated CPU included.
+    """
+
+    task: str
     ended: ChildExit
     out: Path
     stderr: Path
@@ -54,6 +58,8 @@ class Proving:
     limits: Limits
     sandbox: Bubblewrap | None
     devices: Sequence[Path] = ()
+    emulator: Emulator | None = None  # what the children run on, where that is not this host
+    held_back: Mapping[str, str] = field(default_factory=dict)  # variables that keep torch to the profile's level
     on_event: OnEvent = field(default=lambda event: None)
     should_stop: ShouldStop = field(default=lambda: None)
 
@@ -78,10 +84,9 @@ class Proving:
         """
         place = self.scratch / (name or task)
         private = place / "private"
-        for name in ("out", "home", "tmp", "cache"):
-            (private / name).mkdir(parents=True, exist_ok=True)
-        job = ProofJob(task=task, out=str(private / "out"), memory_bytes=self.limits.memory_bytes, **fields)
-        (place / JOB_FILE).write_bytes(encode(job))
+        for part in ("out", "home", "tmp", "cache"):
+            (private / part).mkdir(parents=True, exist_ok=True)
+        self._write_job(place / JOB_FILE, task=task, out=str(private / "out"), **fields)
         steps: dict[str, float] = {}
         last = ""
 
@@ -89,11 +94,11 @@ class Proving:
             nonlocal last
             last = str(event.get("step", ""))[:300]
             steps.setdefault(last, time.monotonic() - started)
-            self.on_event({"phase": "qualifying", "step": f"{task}: {last}"})
+            self.on_event({"phase": "qualifying", "step": f"{self._spell(task)}: {last}"})
 
         started = time.monotonic()
         ended = run_child(
-            [sys.executable, *_flags(task), "-m", "aot.qualify", str(place / JOB_FILE)],
+            self._command([sys.executable, *_flags(task), "-m", "aot.qualify", str(place / JOB_FILE)]),
             cwd=private / "home",
             env=self._environment(private),
             limits=self._limits(),
@@ -109,7 +114,18 @@ class Proving:
         )
         if ended.kind is ExitKind.STOPPED:
             raise CompileStopped(f"the proof was stopped: {ended.stop_reason}")
-        return Watched(task, ended, private / "out", place / "stderr.txt", steps, last)
+        return Watched(self._spell(task), ended, private / "out", place / "stderr.txt", steps, last)
+
+    def _write_job(self, place: Path, **fields: Any) -> None:
+        cpu = self.emulator.cpu if self.emulator else None
+        place.write_bytes(encode(ProofJob(memory_bytes=self.limits.memory_bytes, cpu=cpu, **fields)))
+
+    def _command(self, argv: Sequence[str]) -> Sequence[str]:
+        return self.emulator.wrap(argv) if self.emulator else argv
+
+    def _spell(self, task: Task) -> str:
+        """Name a child in words: "start", or "start (emulated cpu:x86-64-v3)"."""
+        return f"{task} (emulated {self.emulator.cpu.capability})" if self.emulator else str(task)
 
     def _environment(self, private: Path) -> Mapping[str, str]:
         """The whole environment: what the recipe sets, under what keeps every cache empty and private."""
@@ -128,7 +144,7 @@ class Proving:
         }
         if self.profile.threads is not None:
             needed["OMP_NUM_THREADS"] = str(self.profile.threads)
-        return {**self.recipe.environment, **needed}
+        return {**self.recipe.environment, **needed, **self.held_back}
 
     def _limits(self) -> ChildLimits:
         return ChildLimits(

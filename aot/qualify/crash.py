@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from aot.errors import QualificationFailed
 from aot.schema.artifact import Artifact
+from aot.schema.capability import Capability
 
 STATIC_LIBSTDCXX = (
     "the compiler linked libstdc++ into the artifact, and two copies in one process crash it: "
@@ -11,18 +12,25 @@ STATIC_LIBSTDCXX = (
 )
 
 
-def with_hint(error: QualificationFailed, artifacts: Sequence[Artifact]) -> QualificationFailed:
-    """Return the failure with what its signal points to; unchanged where it has none, or a hint of its own."""
+def with_hint(
+    error: QualificationFailed, artifacts: Sequence[Artifact], *, cpu: Capability | None = None
+) -> QualificationFailed:
+    """Return the failure with what its signal points to; unchanged where it has none, or a hint of its own.
+
+    `cpu` is the level of the CPU that it happened on, where that was emulated.
+    """
     signal = error.details.get("signal")
     if not signal or error.hint:
         return error
-    return QualificationFailed(error.message, hint=_hint_for(str(signal), artifacts), details=error.details)
+    return QualificationFailed(error.message, hint=_hint_for(str(signal), artifacts, cpu), details=error.details)
 
 
-def _hint_for(signal: str, artifacts: Sequence[Artifact]) -> str:
+def _hint_for(signal: str, artifacts: Sequence[Artifact], cpu: Capability | None) -> str:
     match signal:
         case "SIGILL":
             levels = ", ".join(sorted({str(artifact.capability) for artifact in artifacts}))
+            if cpu is not None:
+                return f"the code says that it is for {levels}, and holds an instruction that a CPU of {cpu} has not"
             return f"the code was generated for a higher level than this CPU has: it says {levels}"
         case "SIGSEGV" | "SIGABRT" | "SIGBUS":
             if any(artifact.elf is not None and artifact.elf.static_libstdcxx for artifact in artifacts):

@@ -7,6 +7,7 @@ parent reads it strictly, and takes from it only what it cannot see from outside
 from collections.abc import Callable
 from enum import StrEnum
 
+from aot.emulator import EmulatedCpu
 from aot.schema.artifact import Speed
 from aot.schema.codec import Document
 from aot.schema.manifest import Canary
@@ -46,7 +47,8 @@ class ProofJob(Document, kw_only=True):
 
     `bundle` is a directory as `aot.bundle` lays it out. `seconds` bounds what numerics may take before they leave out
     the largest points; `memory_bytes` is the child's limit. With `checked` False outputs are not kept: the program
-    draws random numbers. `cases` is for COMPARE: the files to read.
+    draws random numbers. `cases` is for COMPARE: the files to read. `cpu` is what the child runs on where that is
+    emulated: it then observes this in place of the host's, and measures no speed.
     """
 
     task: Task
@@ -62,6 +64,7 @@ class ProofJob(Document, kw_only=True):
     checked: bool = True
     frozen: bool = False
     cases: tuple[str, ...] = ()
+    cpu: EmulatedCpu | None = None
 
     @property
     def base(self) -> Base:

@@ -1,13 +1,12 @@
 """`qualify`: the proof that a bundle carries, in fresh processes. Called by aot.pipeline; never imports torch.
 
-    eager start -> start proof -> numerics and speed -> comparison -> Proof
+    eager start -> start proof -> numerics and speed -> comparison -> the same on an emulated CPU -> Proof
 
 Nothing goes live without it (design.md, section 4). Time, memory, processes and modules are taken from outside; what
 the source's own process says of itself (who answered, how fast) is recorded as claimed.
 """
 
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,28 +15,23 @@ from pathlib import Path
 import msgspec
 
 from aot.bundle import StoredBundle, blob_of, read_bundle, write_bundle
+from aot.compile.options import host_limits
+from aot.environment import observe_node
 from aot.errors import MalformedDocument, QualificationFailed
 from aot.qualify.canary_files import INPUTS_FILE, OUTPUTS_FILE
 from aot.qualify.children import Proving, Watched, read_claim, read_plain
 from aot.qualify.crash import with_hint
-from aot.qualify.job import CANARY_DIRECTORY, CASES_DIRECTORY, Claim, Compared, Comparisons, Task
-from aot.qualify.start_proof import prove_start
-from aot.qualify.verdict import (
-    agreements_of,
-    check_claim,
-    count_misses,
-    list_omissions,
-    refuse_differences,
-    refuse_misses,
-    with_speeds,
-)
+from aot.qualify.emulated import needs_emulation, prove_emulated
+from aot.qualify.job import CANARY_DIRECTORY, Claim
+from aot.qualify.steps import is_checked, judge, prove_pair, run_numerics, start_compiled, start_eagerly
+from aot.qualify.verdict import count_misses, list_omissions, with_speeds
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop
 from aot.schema.artifact import Artifact, Winner
+from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.manifest import Canary
 from aot.schema.profile import Profile
-from aot.schema.recipe import Randomness
-from aot.schema.report import Agreement, Qualification, StartProof
+from aot.schema.report import Emulation, Qualification, StartProof
 from aot.schema.spec import File, Limits, Spec
 from aot.source import OpenedSource
 
@@ -77,7 +71,7 @@ def qualify(
     (`recipe.random` is "unchecked") is proven without the comparison, and marked so.
     Raises QualificationFailed, whose details name the differences, the processes or the signal; CompileStopped.
     """
-    started = time.monotonic()
+    started, host = time.monotonic(), observe_node().cpu
     proving = Proving(
         source=source,
         scratch=scratch.absolute(),
@@ -86,6 +80,7 @@ def qualify(
         limits=limits or spec.limits,
         sandbox=sandbox,
         devices=devices,
+        held_back=_hold_back(profile, host),
         on_event=on_event,
         should_stop=should_stop,
     )
@@ -93,32 +88,49 @@ def qualify(
     artifacts = stored.manifest.artifacts
     try:
         start_proof = _prove_start(proving, stored)
-        numerics = _run_numerics(proving, stored, seconds=seconds)
+        numerics = run_numerics(proving, stored, seconds=seconds)
         claim = read_claim(numerics, Claim)
     except QualificationFailed as error:
         raise with_hint(error, artifacts) from error
-    agreements = _judge(proving, numerics, claim, artifacts)
+    agreements = judge(proving, proving, numerics, claim, artifacts)
     canaries, paths = _take_canaries(claim, numerics, scratch.absolute() / "canaries")
+    below = _prove_below(proving, stored, host=host, seconds=seconds)
     qualification = Qualification(
         start=start_proof,
         agreements=agreements,
         recompiles=count_misses(claim.cases),
         seconds=round(time.monotonic() - started, 3),
-        numerics="checked" if _is_checked(proving) else UNCHECKED,
+        numerics="checked" if is_checked(proving) else UNCHECKED,
         profile=profile.name,
         torch=profile.toolchain.torch,
         left_out=list_omissions(claim, artifacts),
+        **below,
     )
     return Proof(qualification, with_speeds(artifacts, claim), canaries, paths)
 
 
 def _prove_start(proving: Proving, stored: StoredBundle) -> StartProof:
     """Start eagerly, with the bundle, and eagerly again: the first start finds cold file caches, which is no merit."""
-    eager = {"readable": proving.shown(), **proving.source_fields()}
-    cold = proving.run(Task.EAGER, name="eager-cold", **eager)
-    read_claim(cold, Claim)
-    start = proving.run(Task.START, **_bundle_fields(proving, stored))
-    return prove_start(proving.run(Task.EAGER, **eager), start, profile=proving.profile)
+    start_eagerly(proving, name="eager-cold")
+    start = start_compiled(proving, stored)
+    return prove_pair(proving, start_eagerly(proving), start)
+
+
+def _hold_back(profile: Profile, host: Capability | None) -> Mapping[str, str]:
+    """Return what keeps eager to the profile's level: a pod of v3 must not be told that eager's AVX-512 is faster."""
+    return host_limits(profile) if needs_emulation(profile, host) else {}
+
+
+def _prove_below(
+    proving: Proving, stored: StoredBundle, *, host: Capability | None, seconds: float
+) -> dict[str, object]:
+    """Return the fields that say how the proof stands to a CPU of the profile's own level, once it has run here."""
+    if not needs_emulation(proving.profile, host):
+        return {}
+    found = prove_emulated(proving, stored, seconds=seconds)
+    if isinstance(found, Emulation):
+        return {"host_cpu": host, "emulation": found}
+    return {"host_cpu": host, "not_run": f"{found.reason}; only the instructions of the code were read"}
 
 
 def _plain_bundle(stored: StoredBundle, scratch: Path) -> StoredBundle:
@@ -136,45 +148,6 @@ def _plain_bundle(stored: StoredBundle, scratch: Path) -> StoredBundle:
         return stored
     files = {blob.digest: stored.blob_path(blob.digest) for blob in plain.blobs}
     return write_bundle(scratch / "bundle", manifest=plain, files=files)
-
-
-def _bundle_fields(proving: Proving, stored: StoredBundle) -> dict[str, object]:
-    readable = (*proving.shown(), stored.directory)
-    return {**proving.source_fields(), "bundle": str(stored.directory), "readable": readable}
-
-
-def _is_checked(proving: Proving) -> bool:
-    return proving.recipe.random is not Randomness.UNCHECKED
-
-
-def _run_numerics(proving: Proving, stored: StoredBundle, *, seconds: float) -> Watched:
-    return proving.run(
-        Task.NUMERICS,
-        seconds=min(seconds, proving.limits.wall_seconds / 2),
-        checked=_is_checked(proving),
-        frozen=proving.recipe.freeze,
-        **_bundle_fields(proving, stored),
-    )
-
-
-def _judge(proving: Proving, numerics: Watched, claim: Claim, artifacts: Sequence[Artifact]) -> tuple[Agreement, ...]:
-    """Return every agreement. Raises QualificationFailed for a miss within a coverage, or a difference."""
-    check_claim(claim, artifacts, checked=_is_checked(proving))
-    refuse_misses(claim.cases, artifacts)
-    if not _is_checked(proving):
-        return ()
-    agreements = _compare(proving, numerics, claim, artifacts)
-    refuse_differences(agreements, artifacts)
-    return agreements
-
-
-def _compare(proving: Proving, numerics: Watched, claim: Claim, artifacts: Sequence[Artifact]) -> tuple[Agreement, ...]:
-    cases = numerics.out / CASES_DIRECTORY
-    files = tuple(str(cases / case.file) for case in claim.cases)
-    watched = proving.run(Task.COMPARE, readable=(cases,), cases=files)
-    compared: dict[str, Compared] = {one.file: one for one in read_claim(watched, Comparisons).compared}
-    shutil.rmtree(cases, ignore_errors=True)
-    return agreements_of(claim, compared, artifacts)
 
 
 def _take_canaries(claim: Claim, numerics: Watched, into: Path) -> tuple[tuple[Canary, ...], dict[Digest, Path]]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aot.qualify.throughput import throughput_of
 from aot.qualify.winner import latency_of, speed_of
-from aot.schema.artifact import Speed, Winner
+from aot.schema.artifact import Latency, Speed, Winner
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -71,9 +72,20 @@ def measure(
             point, eager, compiled, device=device, seconds=seconds, fewest=fewest, warm=warm
         )
         if speed.winner is Winner.COMPILED:
-            return speed
+            break
         doubtful |= not beyond_doubt
-    return msgspec.structs.replace(speed, winner=Winner.COMPILED) if doubtful else speed
+    winner = Winner.COMPILED if doubtful else speed.winner
+    latencies = [
+        _with_throughput(latency, one, device=device, seconds=seconds)
+        for latency, one in ((speed.eager, eager), (speed.compiled, compiled))
+    ]
+    return msgspec.structs.replace(speed, winner=winner, eager=latencies[0], compiled=latencies[1])
+
+
+def _with_throughput(latency: Latency, contender: Contender, *, device: "Device", seconds: float) -> Latency:
+    with contender.around():
+        found = throughput_of(contender.run, device=device, call_seconds=latency.p50_us / 1e6, seconds=seconds)
+    return msgspec.structs.replace(latency, throughput=found)
 
 
 def _measure_once(

@@ -19,10 +19,13 @@ def run_start(job: ProofJob, program: Program, tell: Tell) -> Claim:
     tell(BUILT)
     function: Callable[..., Any] = program.module
     if job.task is Task.START:
+        from aot.emulator import on_cpu
+        from aot.environment import observe_environment
         from aot.runtime.load import load_bundle
 
+        environment = on_cpu(observe_environment(), job.cpu) if job.cpu else None
         # A refusal must not be hidden by an eager answer.
-        function = load_bundle(Path(job.bundle), program.module, fallback="raise")
+        function = load_bundle(Path(job.bundle), program.module, fallback="raise", environment=environment)
     _call_once(function, program)
     tell(OUTPUT)
     import torch

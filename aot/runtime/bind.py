@@ -11,7 +11,7 @@ from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.guards import compile_check
-from aot.runtime.liveness import explain_conduct, explain_difference
+from aot.runtime.liveness import explain_conduct, explain_difference, is_of_program
 from aot.runtime.unit import Bound, Form, Variant
 from aot.runtime.watch import Conduct, Tree, Watch
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
@@ -59,8 +59,12 @@ class Likeness:
 
     def _compare(self) -> tuple[str, ...]:
         if not self._recorded.factors:
-            # An exported program without its module: names, shapes and strides are compared at binding.
+            # An exported program of 0.1.0: names, shapes and strides are compared at binding.
             return explain_conduct(self._module)
+        if is_of_program(self._recorded):
+            from aot.runtime.program import explain_program
+
+            return (*explain_conduct(self._module), *explain_program(self._recorded, self._module))
         live = fingerprint(self._module)
         return () if live.digest == self._recorded.digest else explain_difference(self._recorded, live)
 

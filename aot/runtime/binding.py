@@ -15,9 +15,10 @@ address and object stay: a shape, stride or dtype changed in place over the same
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from aot.runtime.slots import ConstantSlot
 from aot.schema.artifact import ConstantKind, ConstantMeta
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 Reasons = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """Where a module keeps a tensor or a submodule: `table[key]`, and what was found there."""
 
     table: dict[str, Any]

@@ -5,10 +5,11 @@ A call that does not have the exported form is expected and yields a reason; the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter, Signature
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from aot.errors import BindingFailed
 from aot.runtime.leaves import Check, Collect, checker, collector, describe
@@ -22,8 +23,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 Arguments = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
+class _Argument(Struct, frozen=True):
     """One recorded argument: where to find it in a call, and how to get at its leaves (`start` is the first)."""
 
     name: str

@@ -111,13 +111,14 @@ def _compare_all(
         wanted = expected.get(f"output.{number}")
         if wanted is None or tensor is None:
             continue
-        if reason := _compare(tensor.cpu(), wanted):
+        if reason := difference(tensor.cpu(), wanted):
             return f"canary: output {number} is not what it was at the proof: {reason}"
         compared += 1
     return None if compared else "canary: it has no output to compare"
 
 
-def _compare(found: "Tensor", wanted: "Tensor") -> str | None:
+def difference(found: "Tensor", wanted: "Tensor") -> str | None:
+    """Say how one output differs from another by more than rounding does; None where it does not. Both on the CPU."""
     import torch
 
     if found.dtype != wanted.dtype or found.shape != wanted.shape:

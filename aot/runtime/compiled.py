@@ -16,10 +16,11 @@ from aot.runtime.unit import FORKED, Miss, Unit
 from aot.schema.decision import Selection
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
-from aot.schema.wire.workers import Outcome
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+    from aot.schema.wire.workers import Outcome
 
 log = logging.getLogger("aot")
 MOST_WARNINGS = 20
@@ -83,8 +84,10 @@ class CompiledModel:
         return self.module(*args, **kwargs)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> "Outcome":
         """Whether all, some or none of the module's regions have something compiled."""
+        from aot.schema.wire.workers import Outcome
+
         compiled = [unit.is_compiled for unit in self._units]
         if not any(compiled):
             return Outcome.EAGER

@@ -8,7 +8,8 @@ and the operators of this file. The text itself is never executed.
 import ast
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from aot.errors import MalformedDocument
 
@@ -38,8 +39,7 @@ FUNCTIONS = {"min": min, "max": max, "abs": abs}
 NameSize = Callable[[int, int], "str | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Struct, frozen=True):
     """`source` is Python over the names that were given for sizes. `sizes` are those it reads, in order."""
 
     source: str

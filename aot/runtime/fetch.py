@@ -6,9 +6,10 @@ requests at most: one for the manifests, one for links; none when the node's cac
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from aot.errors import (
     AotError,
@@ -26,27 +27,29 @@ from aot.errors import (
 from aot.schema.artifact import Artifact
 from aot.schema.decision import Refusal, Selection
 from aot.schema.digest import BuildKey, Digest
-from aot.schema.lock import Lock
 from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Reference
 from aot.schema.spec import Blob
-from aot.schema.wire.bundles import SignedManifest
 
 if TYPE_CHECKING:
     from aot.cache import LocalCache
     from aot.client import RegistryClient
+    from aot.runtime.late_client import LateClient
+    from aot.schema.lock import Lock
+    from aot.schema.wire.signed import SignedManifest
     from aot.trust import TrustedKeys
+
+    Registry = RegistryClient | LateClient
 
 log = logging.getLogger("aot")
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One bundle whose manifest has been verified. `cached`: it came from this node's cache."""
 
     digest: Digest
     manifest: Manifest
-    signed: SignedManifest
+    signed: "SignedManifest"
     cached: bool = False
 
     def digests(self, selection: Selection) -> tuple[Digest, ...]:
@@ -55,8 +58,7 @@ class Candidate:
         return tuple(blob.digest for blob in blobs_of(chosen))
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """What a reference stands for: what a lock or its digest pinned, or what the registry said of its tag.
 
     `stale`: said by the node's cache, because the registry could not be asked. `refusals`: the bundles that are not
@@ -80,10 +82,10 @@ class Resolved:
 def resolve(
     reference: Reference,
     *,
-    client: "RegistryClient | None",
+    client: "Registry | None",
     cache: "LocalCache",
     trusted: "TrustedKeys",
-    lock: Lock | None = None,
+    lock: "Lock | None" = None,
 ) -> Resolved:
     """Return the verified bundles of `reference`: those that `lock` pins, else what the registry says now.
 
@@ -126,7 +128,7 @@ def ensure_artifacts(
     candidate: Candidate,
     selection: Selection,
     *,
-    client: "RegistryClient | None",
+    client: "Registry | None",
     cache: "LocalCache",
 ) -> None:
     """Make true that every blob of the selected artifacts lies in the cache, whole. One request where any is missing.
@@ -141,7 +143,7 @@ def ensure_verified(
     candidate: Candidate,
     selection: Selection,
     *,
-    client: "RegistryClient | None",
+    client: "Registry | None",
     cache: "LocalCache",
 ) -> dict[Digest, Path]:
     """Return the place of every blob that is about to be mapped, hashed now. What is damaged is fetched once more.
@@ -159,9 +161,7 @@ def ensure_verified(
     return paths
 
 
-def ensure_blobs(
-    bundle: Digest, wanted: Iterable[Blob], *, client: "RegistryClient | None", cache: "LocalCache"
-) -> None:
+def ensure_blobs(bundle: Digest, wanted: Iterable[Blob], *, client: "Registry | None", cache: "LocalCache") -> None:
     """Make true that these blobs of the bundle lie in the cache. Raises as `ensure_artifacts` does."""
     missing = cache.missing(wanted)
     if not missing:
@@ -198,7 +198,7 @@ def _hash_all(
     return paths, damage
 
 
-def _pins(reference: Reference, lock: Lock | None) -> dict[Digest, BuildKey | None] | None:
+def _pins(reference: Reference, lock: "Lock | None") -> dict[Digest, BuildKey | None] | None:
     """The digests that the reference may only stand for, with the build keys a lock demands; None: whatever is live."""
     if lock is not None and (entries := lock.entries_for(reference)):
         return {entry.bundle: entry.build_key for entry in entries}
@@ -218,7 +218,7 @@ def _resolve_pins(
     pins: Mapping[Digest, BuildKey | None],
     verification: "_Verification",
     *,
-    client: "RegistryClient | None",
+    client: "Registry | None",
     cache: "LocalCache",
 ) -> tuple[Candidate, ...]:
     """Every pinned bundle: those of the cache with no request, the others with one."""
@@ -245,8 +245,8 @@ def _resolve_pins(
 
 
 def _ask(
-    reference: Reference, client: "RegistryClient | None", *, pins: Sequence[Digest] = ()
-) -> tuple[SignedManifest, ...]:
+    reference: Reference, client: "Registry | None", *, pins: Sequence[Digest] = ()
+) -> "tuple[SignedManifest, ...]":
     """What the registry says, in one request: the live bundles of the tag, or those pinned."""
     if client is None:
         raise _offline(f"{reference} is not on this node")
@@ -259,7 +259,7 @@ def _ask(
     return bundles
 
 
-def _recall(reference: Reference, cache: "LocalCache") -> tuple[SignedManifest, ...]:
+def _recall(reference: Reference, cache: "LocalCache") -> "tuple[SignedManifest, ...]":
     remembered = cache.recall_tag(reference)
     known = [cache.get_manifest(digest) for digest in (remembered.bundles if remembered else ())]
     return tuple(one for one in known if one is not None)
@@ -274,7 +274,7 @@ class _Verification:
         self.refused: dict[Digest, AotError] = {}
 
     def candidate(
-        self, signed: SignedManifest, *, build_key: BuildKey | None = None, cached: bool = False
+        self, signed: "SignedManifest", *, build_key: BuildKey | None = None, cached: bool = False
     ) -> Candidate | None:
         """Return the bundle as a candidate, or None where it is refused."""
         try:
@@ -301,7 +301,7 @@ class _Verification:
 
 
 def verify_signed(
-    signed: SignedManifest, reference: Reference, trusted: "TrustedKeys", *, build_key: BuildKey | None = None
+    signed: "SignedManifest", reference: Reference, trusted: "TrustedKeys", *, build_key: BuildKey | None = None
 ) -> Manifest:
     """Verify the bytes as they came: digest, signature, and that the statement is about what was asked for.
 

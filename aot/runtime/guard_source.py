@@ -5,7 +5,8 @@ Pure. Whatever cannot be written is a fault, said in words; a source with faults
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from aot.errors import MalformedDocument
 from aot.runtime.expression import Expression, read_expression
@@ -36,8 +37,7 @@ GUARD_KINDS: Mapping[str, tuple[str, ...]] = {
 _ONCE_AN_INPUT = ("dtype", "device", "rank", "stride")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """`text` defines `check(tensors)`; where it says `say(n, tensors)`, `guards[n]` is what failed."""
 
     text: str
@@ -83,14 +83,13 @@ def _fault_of(guard: InputGuard, inputs: int) -> str | None:
     return None
 
 
-@dataclass
-class _Input:
+class _Input(Struct):
     """The guards of one input, by what they look at."""
 
-    once: dict[str, InputGuard] = field(default_factory=dict)
-    sizes: list[InputGuard] = field(default_factory=list)
-    apart: list[InputGuard] = field(default_factory=list)
-    bounded: set[int] = field(default_factory=set)  # dimensions that some guard constrains
+    once: dict[str, InputGuard] = {}
+    sizes: list[InputGuard] = []
+    apart: list[InputGuard] = []
+    bounded: set[int] = set()  # dimensions that some guard constrains
 
     @property
     def rank(self) -> int:

@@ -166,6 +166,11 @@ def _cut(value: Any) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
+def is_of_program(recorded: Fingerprint) -> bool:
+    """Whether what was compiled is an exported program whose parts were recorded (aot.runtime.program)."""
+    return any(factor.name == "program" for factor in recorded.factors)
+
+
 def explain_conduct(module: "Module") -> tuple[str, ...]:
     """Return why `module` cannot be a program that runs for inference and nothing beside: for those without factors.
 

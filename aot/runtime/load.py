@@ -8,23 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aot.bundle import materialise_view, raise_first, read_bundle, verify_bundle
 from aot.environment import observe_environment
 from aot.errors import AotError, BindingFailed, LoadFailed, NoCompatibleArtifact
 from aot.runtime.bind import Binder, Likeness
-from aot.runtime.canary import check_canary
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.constants import read_tensors
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
 from aot.runtime.guards import find_faults
+from aot.runtime.liveness import is_of_program
+from aot.runtime.process import observe_here
 from aot.runtime.unit import Unit
 from aot.schema.artifact import Artifact, CoverageKind
 from aot.schema.decision import Selection
 from aot.schema.digest import Digest
+from aot.schema.environment import Environment
 from aot.schema.manifest import Manifest
 from aot.schema.names import Reference
-from aot.schema.recipe import Route
+from aot.schema.recipe import Randomness, Route
 from aot.schema.spec import File
 from aot.select import describe_coverage, select
 
@@ -66,6 +67,8 @@ def load_artifacts(
         (manifest.artifacts[index] for index in selection.artifacts), key=lambda one: NARROWEST.index(one.coverage.kind)
     )
     units, reasons = _open_units(chosen, module, _Opener(manifest, locate, view, canary=canary), likeness, counters)
+    if is_of_program(manifest.fingerprint):
+        _try_first(units, manifest, module)
     model = CompiledModel(
         module,
         units,
@@ -92,17 +95,22 @@ def load_bundle(
     fallback: Fallback | str = Fallback.EAGER,
     verify: bool = True,
     canary: bool = False,
+    environment: Environment | None = None,
 ) -> CompiledModel:
     """Load a bundle from its directory by the pod's own path: observe, select, load.
 
     For a bundle that is not in a registry yet: a proof, or a look at a build made here. `verify` checks every byte
-    against the manifest; no signature is asked for, so the directory must be trusted.
+    against the manifest; no signature is asked for, so the directory must be trusted. `environment` is what this
+    process runs on, where it cannot observe that itself.
     Raises IntegrityFailed, and with fallback "raise" what `load_artifacts` raises.
     """
+    from aot.bundle import materialise_view, raise_first, read_bundle, verify_bundle
+
     if verify:
         raise_first(verify_bundle(bundle_dir, None))
     stored = read_bundle(bundle_dir)
-    selection = select([(stored.digest, stored.manifest)], observe_environment())
+    here = observe_here(environment or observe_environment(), module)
+    selection = select([(stored.digest, stored.manifest)], here)
     reference = Reference(f"{stored.manifest.namespace}/{stored.manifest.name}@{stored.digest}")
     policy = Fallback(fallback)
     if selection.bundle is None:
@@ -173,6 +181,8 @@ class _Opener:
         canary = next((one for one in self._manifest.canaries if one.artifact == number), None)
         if canary is None:
             return None  # too large to travel, or not finite: its proof has made none
+        from aot.runtime.canary import check_canary
+
         return check_canary(
             canary,
             artifact,
@@ -204,6 +214,16 @@ class _Opener:
         return known
 
 
+def _try_first(units: Sequence[Unit], manifest: Manifest, module: "Module") -> None:
+    """Of an exported program code and attributes are not known: what cannot be compared is tried at the first call."""
+    from aot.runtime.program import is_the_graph
+    from aot.runtime.trial import try_first_call
+
+    if manifest.spec.recipe.random is Randomness.REFUSE and not is_the_graph(manifest.fingerprint, module):
+        for unit in units:
+            try_first_call(unit)
+
+
 def _open_units(
     artifacts: Sequence[Artifact], module: "Module", opener: _Opener, likeness: Likeness, counters: Counters
 ) -> tuple[list[Unit], tuple[str, ...]]:
@@ -211,7 +231,11 @@ def _open_units(
     reasons: list[str] = []
     by_instance: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
-        if artifact.route is not Route.PACKAGE:
+        if artifact.capability.family == "rocm":
+            reasons.append(f"no loader for rocm: an artifact for {artifact.capability} is stored, not run")
+        elif artifact.route is Route.KERNEL:
+            reasons.append("route kernel holds code objects for a driver, no module: fetch them as a bundle")
+        elif artifact.route is not Route.PACKAGE:
             reasons.append(f"route {artifact.route} is not loaded by this call")
         elif faults := find_faults(artifact.input_guards, artifact.inputs):
             reasons.append(f"[{describe_coverage(artifact)}] input guards cannot be checked: {faults[0]}")

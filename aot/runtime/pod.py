@@ -6,46 +6,44 @@ on the way is a reason to run eagerly, unless the caller asked for it to be rais
 
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from aot.bundle import materialise_view
 from aot.cache import LocalCache
-from aot.client import RegistryClient
-from aot.client.connect import open_client
 from aot.config import Config
 from aot.environment import observe_environment
 from aot.errors import AotError, InvalidConfig, InvalidInput, LoadFailed, LocalStorageFull
+from aot.pause import no_full_collection
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.fetch import Candidate, Resolved, blobs_of, ensure_blobs, ensure_verified, remember, resolve
+from aot.runtime.late_client import LateClient
+from aot.runtime.later import Task, run_later
 from aot.runtime.load import load_artifacts, load_nothing, refuse
+from aot.runtime.process import observe_here, with_settings
 from aot.schema.artifact import Artifact
 from aot.schema.decision import Selection
 from aot.schema.digest import Digest
 from aot.schema.environment import ContainerFacts, Environment
-from aot.schema.lock import Lock, decode_lock
 from aot.schema.names import Reference
 from aot.schema.spec import Blob, File
-from aot.schema.wire.workers import Receipt
 from aot.select import Policy, select
 from aot.trust import TrustedKeys
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from aot.schema.lock import Lock
+
 log = logging.getLogger("aot")
-POD_ATTEMPTS = 2
-LATER_SECONDS = 5.0  # after the load, so that a receipt and an eviction are not in the way of the first output
 
 
-@dataclass(frozen=True)
-class Pulled:
+class Pulled(Struct, frozen=True):
     """What `pull` made ready: the bundle, or None where nothing fits, with every decision.
 
     Where the selection is undecided, its alternatives are on this node as well.
@@ -123,10 +121,14 @@ def explain(
     lock: Path | str | None = None,
     config: Config | None = None,
 ) -> Selection:
-    """Return every artifact of `reference` with its verdict on this host, or on the one described. Fetches no blob."""
+    """Return every artifact of `reference` with its verdict on this host, or on the one described. Fetches no blob.
+
+    What a program sets for itself is taken from `environment`, or from this process where it has imported torch; else
+    it is as torch starts.
+    """
     pod = _Pod.open(config or Config.from_environ(), _read_lock(lock))
     resolved = pod.resolve(Reference.parse(reference))
-    return _select(resolved, environment or observe_environment(), policy=Policy(undecided=True))
+    return _select(resolved, with_settings(environment or observe_environment()), policy=Policy(undecided=True))
 
 
 def rebind(model: CompiledModel) -> None:
@@ -147,8 +149,21 @@ class _Attempt:
         self.stale = False
         self.fetches: tuple[Digest, ...] = ()
 
-    def run(self, config: Config, lock: Lock | None) -> CompiledModel:
+    def run(self, config: Config, lock: "Lock | None") -> CompiledModel:
         """Resolve, verify, select, fetch, load. Raises AotError."""
+        with no_full_collection():
+            pod, candidate, selection = self._choose(config, lock)
+            wanted = pod.blobs(candidate, selection)
+        held = (candidate.digest, *(blob.digest for blob in wanted))
+        with pod.cache.hold(held):
+            if missing := pod.cache.missing(wanted):
+                self.fetches = held
+                ensure_blobs(candidate.digest, missing, client=pod.client, cache=pod.cache)
+            # Not around the fetch, which may take minutes.
+            with no_full_collection():
+                return pod.load(candidate, selection, self.module, reference=self.reference, fallback=self.fallback)
+
+    def _choose(self, config: Config, lock: "Lock | None") -> "tuple[_Pod, Candidate, Selection]":
         self.pod = pod = _Pod.open(config, lock)
         self.environment = observe_environment()
         resolved = pod.resolve(self.reference)
@@ -156,30 +171,28 @@ class _Attempt:
         with contextlib.suppress(LocalStorageFull, InvalidConfig):
             # A cache that cannot be written may still hold every blob.
             remember(resolved, pod.cache)
-        self.selection = _select(resolved, self.environment, policy=Policy())
+        self.selection = _select(resolved, observe_here(self.environment, self.module), policy=Policy())
         if self.selection.bundle is None:
             raise refuse(self.selection, self.reference)
-        candidate = resolved.candidate(self.selection.bundle)
-        wanted = pod.blobs(candidate, self.selection)
-        held = (candidate.digest, *(blob.digest for blob in wanted))
-        with pod.cache.hold(held):
-            if pod.cache.missing(wanted):
-                self.fetches = held
-            return pod.load(candidate, self.selection, self.module, reference=self.reference, fallback=self.fallback)
+        return pod, resolved.candidate(self.selection.bundle), self.selection
 
     def finish(self, model: CompiledModel, *, receipts: bool, seconds: float) -> None:
-        """Let what is not needed for an output be done some seconds from now: make room again, tell of the load."""
+        """Let what is not needed for an output be done some seconds from now: make room again, tell of the load.
+
+        The receipt's counters are those of that moment, or of the process's end where it comes first.
+        """
         pod = self.pod
         if pod is None:
             return
-        tasks: list[Callable[[], None]] = []
+        tasks: list[Task] = []
         if self.fetches:
-            tasks.append(lambda: pod.evict(keep=self.fetches))
+            tasks.append(Task(lambda: pod.evict(keep=self.fetches)))
         if pod.client is not None and receipts:
             client, environment, stale = pod.client, self.environment, self.stale
-            tasks.append(lambda: _send_receipt(client, model, environment, stale=stale, seconds=seconds))
+            receipt = partial(_send_receipt, client, model, environment, stale=stale, seconds=seconds)
+            tasks.append(Task(receipt, at_exit=True))
         if tasks:
-            _run_later(tasks)
+            run_later(tasks)
 
     def give_up(self, error: AotError, *, cause: Exception | None = None) -> CompiledModel:
         """A model that runs eagerly because of `error`; raises it where the caller wants that."""
@@ -191,25 +204,19 @@ class _Attempt:
         )
 
 
-@dataclass(frozen=True)
-class _Pod:
+class _Pod(Struct, frozen=True):
     """One node's view: its registry, if any, its cache, whom it trusts and what a lock pins."""
 
-    client: RegistryClient | None
+    client: LateClient | None
     cache: LocalCache
     trusted: TrustedKeys
-    lock: Lock | None
+    lock: "Lock | None"
     canary: bool = False
 
     @classmethod
-    def open(cls, config: Config, lock: Lock | None) -> "_Pod":
+    def open(cls, config: Config, lock: "Lock | None") -> "_Pod":
         keys = (*config.trusted_keys, *(lock.trusted_keys if lock else ()))
-        client = None
-        if config.url and not config.offline:
-            # Few attempts: a pod that waits for a registry is slower than one that runs eagerly.
-            client = open_client(
-                config.url, config.token, timeout_seconds=config.timeout_seconds, attempts=POD_ATTEMPTS
-            )
+        client = LateClient(config.url, config) if config.url and not config.offline else None
         cache = LocalCache(config.cache_dir, limit_bytes=config.cache_bytes)
         return cls(client, cache, TrustedKeys.parse(",".join(keys)), lock, config.canary)
 
@@ -243,7 +250,6 @@ class _Pod:
         reference: Reference,
         fallback: Fallback,
     ) -> CompiledModel:
-        ensure_blobs(candidate.digest, self.blobs(candidate, selection), client=self.client, cache=self.cache)
         paths = ensure_verified(candidate, selection, client=self.client, cache=self.cache)
 
         def locate(file: File) -> Path:
@@ -253,6 +259,8 @@ class _Pod:
             return path
 
         def view(artifact: Artifact) -> Path:
+            from aot.bundle.view import materialise_view
+
             directory = self.cache.view_path(candidate.digest, candidate.manifest.artifacts.index(artifact))
             return materialise_view(paths.get, artifact, directory)
 
@@ -288,9 +296,11 @@ def _observe(*, same_container: bool) -> Environment:
     return seen if same_container else Environment(node=seen.node, container=ContainerFacts())
 
 
-def _read_lock(lock: Path | str | None) -> Lock | None:
+def _read_lock(lock: Path | str | None) -> "Lock | None":
     if lock is None:
         return None
+    from aot.schema.lock import decode_lock
+
     try:
         return decode_lock(Path(lock).read_bytes())
     except OSError as error:
@@ -314,8 +324,10 @@ def _parse_fallback(text: str) -> Fallback:
 
 
 def _send_receipt(
-    client: RegistryClient, model: CompiledModel, environment: Environment, *, stale: bool, seconds: float
+    client: LateClient, model: CompiledModel, environment: Environment, *, stale: bool, seconds: float
 ) -> None:
+    from aot.schema.wire.workers import Receipt
+
     assert model.reference is not None
     receipt = Receipt(
         reference=model.reference,
@@ -331,13 +343,3 @@ def _send_receipt(
         client.send_receipt(receipt)
     except AotError as error:
         log.info("receipt not sent: %s", error.message)
-
-
-def _run_later(tasks: Iterable[Callable[[], None]]) -> None:
-    def run() -> None:
-        for task in tasks:
-            task()
-
-    timer = threading.Timer(LATER_SECONDS, run)
-    timer.daemon = True  # a process that ends sooner leaves both to the next one
-    timer.start()

@@ -1,8 +1,9 @@
 """The tensors that a shared object asks for, as far as its C interface tells."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from aot.runtime.interface import Interface
 from aot.schema.artifact import ConstantKind
@@ -32,8 +33,7 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantSlot:
+class ConstantSlot(Struct, frozen=True):
     """One tensor that a shared object asks for; shape and strides are not to be had.
 
     `name` is the object's own name, `fqn` the one it had in the program. `storage_bytes` is the size of the storage

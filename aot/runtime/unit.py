@@ -4,9 +4,10 @@ Every call of a loaded program passes through `Unit.call`; it must stay within a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from aot.errors import RunFailed
 from aot.runtime.calling import BoundCall
@@ -24,8 +25,7 @@ Check = Callable[[Sequence["Tensor"]], "str | None"]
 FORKED = "it was loaded before a fork, which neither OpenMP nor CUDA survive; load it in the child"
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Struct, frozen=True):
     """One artifact, loaded and bound for one instance."""
 
     coverage: str
@@ -35,8 +35,7 @@ class Variant:
     writes: bool  # to the module's buffers: a failed run cannot be repeated eagerly
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """The variants that share one calling convention, in the order in which they are tried."""
 
     call: BoundCall
@@ -51,8 +50,7 @@ def _unchanged() -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """What a unit runs on between two bindings; replaced as a whole, so a call sees one or the other.
 
     `is_current`: the module holds what it held when this was made. `change`: what it does otherwise than then, for as
@@ -70,8 +68,7 @@ class Bound:
         return () if self.forms else self.reasons
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(Struct, frozen=True):
     """Why a call has to run eagerly."""
 
     reason: str

@@ -75,6 +75,39 @@ class ElfFacts(Document, kw_only=True):
     static_libstdcxx: bool = False
 
 
+class CodeFacts(Document, kw_only=True):
+    """What the machine code of a shared object uses, read from its bytes: aot.facts says how.
+
+    `level` is the least one that has every instruction, with `+feature` for each that no level has. `unread_bytes`:
+    executable bytes that are in no known function, or follow something that is no instruction.
+    """
+
+    level: str  # "x86-64-v3", "x86-64-v4+avx512_vnni", "armv8-a+sve"
+    features: tuple[str, ...] = ()  # as /proc/cpuinfo spells them
+    vector_bits: int = 0
+    unread_bytes: int = 0
+    cxx11_abi: bool | None = None  # None: no symbol tells
+    torch_symbols: tuple[str, ...] = ()  # of torch's C interface, that a host's torch must have
+    shim_floor: str | None = None  # the first torch release with all of those that torch itself dates: "2.12"
+
+
+class KernelFacts(Document, kw_only=True):
+    """One kernel in a file of an artifact, read from its bytes. A number is None where the bytes do not say it.
+
+    `shared_bytes` is what the kernel reserves itself; what a launch asks for beyond is not in the code. `spill_bytes`
+    is a thread's stack in local memory: registers that were spilled, and arrays that are indexed at run time.
+    """
+
+    name: str  # mangled
+    path: str  # of the file in the artifact
+    capability: Capability
+    size_bytes: int  # of its instructions
+    registers: int | None = None  # vector registers on AMD
+    scalar_registers: int | None = None  # AMD
+    shared_bytes: int | None = None
+    spill_bytes: int | None = None
+
+
 class Kernel(Document, kw_only=True):
     """One generated kernel: its configuration and what tuning measured, where tuning happened."""
 
@@ -90,8 +123,15 @@ class Winner(StrEnum):
     EAGER = "eager"
 
 
+class Throughput(Document, kw_only=True):
+    """Calls finished in a second while `threads` threads call at once, each again as soon as it can."""
+
+    threads: int
+    calls_per_second: float
+
+
 class Latency(Document, kw_only=True):
-    """Microseconds a call, over `calls` interleaved calls."""
+    """Microseconds a call, over `calls` interleaved calls; `throughput` where calls are quick enough to tell."""
 
     calls: int
     p25_us: float
@@ -100,6 +140,7 @@ class Latency(Document, kw_only=True):
     p90_us: float
     p99_us: float
     peak_memory_bytes: int = 0
+    throughput: tuple[Throughput, ...] = ()
 
 
 class Speed(Document, kw_only=True):
@@ -131,6 +172,26 @@ class Coverage(Document, kw_only=True):
     constraints: tuple[str, ...] = ()  # between dimensions, as people read them
 
 
+class LaunchArgument(Document, kw_only=True):
+    name: str
+    type: str  # as Triton spells it: "*fp32", "i32"
+
+
+class Launch(Document, kw_only=True):
+    """How a driver launches the one kernel of an artifact of the route `kernel`.
+
+    The kernel's parameters are `arguments` in their order, then two pointers: global scratch memory of
+    `scratch_bytes` a block, and the profiler's (null). `threads` are those of one block.
+    """
+
+    entry: str  # the symbol in the code object
+    arguments: tuple[LaunchArgument, ...]
+    threads: int
+    shared_bytes: int
+    scratch_bytes: int = 0
+    blocks_a_cluster: int = 1
+
+
 class Artifact(Document, kw_only=True):
     """Compiled output of one region by one route.
 
@@ -152,7 +213,11 @@ class Artifact(Document, kw_only=True):
     constants: tuple[ConstantMeta, ...] = ()
 
     elf: ElfFacts | None = None
+    code: CodeFacts | None = None
+    binaries: tuple[KernelFacts, ...] = ()  # every kernel of `files`, by path and name; none: not read
     kernels: tuple[Kernel, ...] = ()
     speeds: tuple[Speed, ...] = ()
     winner: Winner = Winner.COMPILED
+    tuned: bool | None = None  # False: nothing was measured; True needs measured `kernels`; None: as the recipe says
+    launch: Launch | None = None
     facts: dict[str, str] = {}  # of the route: "march", "simdlen", "threads", ...

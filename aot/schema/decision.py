@@ -1,4 +1,10 @@
-"""Decisions: what `aot.select` says of every artifact, with all reasons, and the choice it ends in."""
+"""Decisions: what `aot.select` says of every artifact, with all reasons, and the choice it ends in.
+
+On a host with several cards a verdict on an artifact for cards has `devices`: the places in the environment's
+`node.gpus` of those whose level is this one; its reasons and notes are those of the card that suits best.
+"""
+
+from enum import StrEnum
 
 from aot.schema.codec import Document
 from aot.schema.digest import Digest
@@ -13,33 +19,60 @@ class Reason(Document, kw_only=True):
     text: str
 
 
+class Level(StrEnum):
+    """How well one artifact fits, as tables say it."""
+
+    FITS = "fits"
+    TUNED_ELSEWHERE = "fits, tuned elsewhere"
+    UNDECIDED = "undecided"
+    REJECTED = "rejected"
+
+
 class Accepted(Document, kw_only=True, tag="accepted"):
     """Fits. `notes` say what was weaker than ideal: tuned on another SKU, for example."""
 
     notes: tuple[Reason, ...] = ()
+    devices: tuple[int, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        return Level.TUNED_ELSEWHERE if self.notes else Level.FITS
 
 
 class Undecided(Document, kw_only=True, tag="undecided"):
     """Host facts are missing; only `load`, in the process that runs, may settle it."""
 
     missing: tuple[Reason, ...]
+    devices: tuple[int, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        return Level.UNDECIDED
 
 
 class Rejected(Document, kw_only=True, tag="rejected"):
+    """Does not fit, with every reason; on a host with several cards, those of the card that comes nearest."""
+
     reasons: tuple[Reason, ...]
+    devices: tuple[int, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        return Level.REJECTED
 
 
 Verdict = Accepted | Undecided | Rejected
 
 
 class Decision(Document, kw_only=True):
-    """The verdict on one artifact of one bundle."""
+    """The verdict on one artifact of one bundle. `frozen`: the bundle serves the one checkpoint it was built from."""
 
     bundle: Digest
     artifact: int
     region: str
     coverage: str
     verdict: Verdict
+    frozen: bool = False
 
 
 class Refusal(Document, kw_only=True):
@@ -61,6 +94,11 @@ class Selection(Document, kw_only=True):
     undecided: bool = False
     alternatives: tuple[Digest, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def frozen(self) -> bool:
+        """True when the chosen bundle serves one checkpoint alone."""
+        return any(decision.frozen for decision in self.decisions if decision.bundle == self.bundle)
 
     @property
     def reasons(self) -> tuple[str, ...]:

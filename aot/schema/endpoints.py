@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from aot.schema.wire import blobs, builds, bundles, workers
+from aot.schema.wire import blobs, builds, bundles, kernels, workers
 from aot.schema.wire.workers import Scope
 
 
@@ -50,6 +50,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "get_download_links": Endpoint(
         "POST", "/v1/bundles/{digest}/links", blobs.DownloadLinksRequest, blobs.LinksReply, None
     ),
+    "list_kernels": Endpoint("GET", "/v1/kernels", None, kernels.KernelListing, Scope.READ),
     # fleet
     "register_worker": Endpoint("POST", "/v1/workers", workers.RegisterRequest, workers.RegisterReply, Scope.CLAIM),
     "list_workers": Endpoint("GET", "/v1/workers", None, workers.WorkerListing, Scope.READ),

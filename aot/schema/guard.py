@@ -12,7 +12,7 @@ RELATIONS = frozenset({"equal", "divisible", "expression"})
 
 
 class HostGuard(Document, kw_only=True):
-    """A condition on the host. `value` is read by the rule of that kind in `aot.select`."""
+    """A condition on the host. `value` is read by the rule of that kind in `aot.rules`."""
 
     kind: str
     value: str

@@ -34,3 +34,9 @@ class Profile(Document, kw_only=True):
     device: Device | None = None
     threads: int | None = None
     packages: dict[str, str] = {}  # installed distributions that sources may require, by exact version
+
+
+def kernel_profile_name(capability: Capability, triton: str) -> Name:
+    """Return the name of the profile that kernels are built for without its card: what decides their code, no more."""
+    words = f"{capability.family}-{capability.target}-triton-{triton}".lower().replace("+", "-")
+    return Name.parse(words)

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from aot.schema.artifact import Kernel
+from aot.schema.capability import Capability
 from aot.schema.codec import Document
 
 
@@ -70,6 +71,22 @@ class Agreement(Document, kw_only=True):
     note: str = ""
 
 
+class Emulation(Document, kw_only=True):
+    """The start proof and the numerics once more, on an emulated CPU of exactly the profile's level.
+
+    Seconds and memory are the emulator's: speed is measured on the host itself, and never judged from here.
+    """
+
+    emulator: str  # "qemu-x86_64 7.2.22"
+    model: str  # of the emulated CPU: "Haswell-noTSX (emulated)"
+    cpu: Capability
+    start: StartProof
+    agreements: tuple[Agreement, ...] = ()
+    recompiles: int = 0
+    seconds: float = 0.0
+    left_out: tuple[str, ...] = ()
+
+
 class Qualification(Document, kw_only=True):
     """The proof that a bundle carries."""
 
@@ -81,6 +98,9 @@ class Qualification(Document, kw_only=True):
     profile: str = ""  # name of the profile it ran on
     torch: str = ""
     left_out: tuple[str, ...] = ()  # boundary points that were not tried, or not in full, for lack of time
+    host_cpu: Capability | None = None  # the level of the host that it ran on, where that is not the profile's own
+    emulation: Emulation | None = None  # on a CPU of the profile's own level, where the host has a higher one
+    not_run: str = ""  # why nothing has run on a CPU of the profile's own level, and what stands for it
 
 
 class Provenance(Document, kw_only=True):
@@ -89,5 +109,6 @@ class Provenance(Document, kw_only=True):
     builder: str = ""  # name of the worker or user
     commit: str = ""
     dirty: bool = False
+    commit_told_by: str = ""  # "git"; "ci": a CI system's variable, and nobody has looked for changes
     aot_version: str = ""
     built_at: str = ""  # RFC 3339, UTC

@@ -1,5 +1,7 @@
 """Specs: source + profile + recipe, the whole question that a build answers."""
 
+from enum import StrEnum
+
 from aot.schema.codec import Document
 from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace
@@ -36,7 +38,32 @@ class ProgramSource(Document, kw_only=True, tag="program"):
     requirements: tuple[str, ...] = ()
 
 
-Source = FactorySource | ProgramSource
+class KernelSignature(Document, kw_only=True):
+    """One specialisation of a Triton kernel, under the name that its region gets.
+
+    Every argument is in `types` ("*fp32", "i32") or in `constants`. `divisible` names pointers aligned to 16 bytes and
+    integers that are multiples of 16: the attribute that makes loads wide.
+    """
+
+    name: Name
+    types: dict[str, str]
+    constants: dict[str, bool | int | float | str | None] = {}
+    divisible: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+    options: dict[str, bool | int | float | str | None] = {}  # of Triton's backend, like maxnreg or waves_per_eu
+
+
+class KernelSource(Document, kw_only=True, tag="kernel"):
+    """A packed source tree, the `module:function` of a `@triton.jit` kernel in it, and what to compile it for."""
+
+    tree: Blob
+    entry: str
+    signatures: tuple[KernelSignature, ...]
+    requirements: tuple[str, ...] = ()
+
+
+Source = FactorySource | ProgramSource | KernelSource
 
 
 class Limits(Document, kw_only=True):
@@ -48,8 +75,24 @@ class Limits(Document, kw_only=True):
     disk_bytes: int = 20 << 30
 
 
+class CommitTeller(StrEnum):
+    GIT = "git"
+    CI = "ci"  # a variable of the CI system: nobody has looked for changes
+
+
+class Commit(Document, kw_only=True):
+    """Where a source comes from, as its submitter says. `dirty`: it was changed since that commit."""
+
+    revision: str
+    dirty: bool = False
+    told_by: CommitTeller = CommitTeller.GIT
+
+
 class Spec(Document, kw_only=True):
-    """The whole question. `weights` is a factor of the key only when the recipe freezes them into the code."""
+    """The whole question. `weights` is a factor of the key only when the recipe freezes them into the code.
+
+    `limits` and `commit` are no factors: the same source from another commit is the same build.
+    """
 
     namespace: Namespace
     name: Name
@@ -58,9 +101,10 @@ class Spec(Document, kw_only=True):
     recipe: Recipe = Recipe()
     weights: tuple[File, ...] = ()
     limits: Limits = Limits()
+    commit: Commit | None = None
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
         """Everything a worker must have before it starts."""
-        packed = self.source.tree if isinstance(self.source, FactorySource) else self.source.program
+        packed = self.source.program if isinstance(self.source, ProgramSource) else self.source.tree
         return (packed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights))

@@ -5,8 +5,9 @@ owner or the umask, so that an unchanged source is an unchanged factor of the bu
 """
 
 from aot.bundle.hashing import blob_of
+from aot.source.commit import find_commit
 from aot.source.opened import OpenedSource
 from aot.source.pack import LeftOut, PackedTree, pack_tree
 from aot.source.unpack import TreeLimits, unpack_tree
 
-__all__ = ["LeftOut", "OpenedSource", "PackedTree", "TreeLimits", "blob_of", "pack_tree", "unpack_tree"]
+__all__ = ["LeftOut", "OpenedSource", "PackedTree", "TreeLimits", "blob_of", "find_commit", "pack_tree", "unpack_tree"]

@@ -49,7 +49,7 @@ def make(layers: int) -> dict[str, object]:
     return {
         "module": Stack(layers).eval(),
         "args": (torch.randint(0, VOCABULARY, (2, 64)),),
-        "dimensions": {"batch": (1, 16)},
+        "dimensions": {"batch": (2, 16)},
         "dynamic_shapes": {"ids": {0: "batch"}},
     }
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from litestar import Litestar, Router
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import SwaggerRenderPlugin
 from litestar.openapi.spec import Components, Reference, Schema, SecurityScheme
 from litestar.plugins import OpenAPISchemaPlugin
 
@@ -20,6 +19,7 @@ from aot.schema.names import Name, Namespace, Tag
 from aot.schema.names import Reference as ModelReference
 from aot.schema.text import Text
 from aot.schema.wire.errors import ErrorBody
+from registry.web.reference import ReferencePage
 
 PLACE = "#/components/schemas/{name}"
 SPELLINGS: dict[type[Text], str] = {
@@ -54,8 +54,7 @@ def openapi_config() -> OpenAPIConfig:
         ),
         security=[{"bearer": []}],
         components=Components(security_schemes={"bearer": SecurityScheme(type="http", scheme="bearer")}),
-        # Its script comes from a public server; the table at / and /schema/openapi.json do without.
-        render_plugins=[SwaggerRenderPlugin()],
+        render_plugins=[ReferencePage()],
         openapi_router=Router(path="/schema", route_handlers=[], opt={"exclude_from_auth": True}),
         use_handler_docstrings=True,
     )

@@ -76,6 +76,8 @@ def endpoint(name: str) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
             sync_to_thread=True,
             responses={status: ResponseSpec(ErrorBody, generate_examples=False) for status in REFUSALS},
             summary=(inspect.getdoc(function) or "").split("\n")[0],
+            # Said here: the framework would take the docstring of its own wrapper around the function.
+            description=inspect.getdoc(function),
         )(function)
 
     return decorate

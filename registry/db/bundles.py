@@ -15,7 +15,7 @@ from aot.schema.recipe import Route
 from aot.schema.spec import Blob
 from aot.schema.state import BundleState
 from registry.db.builds import Asked
-from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow, TagRow
+from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow, KernelRow, TagRow
 from registry.db.session import add_if_absent
 
 
@@ -48,7 +48,12 @@ def find_bundle(digest: Digest, session: Session) -> BundleRow | None:
 
 
 def insert_bundle(
-    row: BundleRow, *, artifacts: Sequence[ArtifactRow], files: Sequence[ArtifactBlobRow], session: Session
+    row: BundleRow,
+    *,
+    artifacts: Sequence[ArtifactRow],
+    files: Sequence[ArtifactBlobRow],
+    kernels: Sequence[KernelRow],
+    session: Session,
 ) -> bool:
     """False where the bundle exists already."""
     if not add_if_absent(row, session):
@@ -56,6 +61,7 @@ def insert_bundle(
     session.add_all(artifacts)
     session.flush()
     session.add_all(files)
+    session.add_all(kernels)
     session.flush()
     return True
 

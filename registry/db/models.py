@@ -223,6 +223,26 @@ class ArtifactBlobRow(Row):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
+class KernelRow(Row):
+    """One kernel in a file of an artifact: the index of what the manifest says its bytes hold."""
+
+    __tablename__ = "kernels"
+    __table_args__ = (ForeignKeyConstraint(["bundle", "artifact"], ["artifacts.bundle", "artifacts.position"]),)
+
+    bundle: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    artifact: Mapped[int]
+    name: Mapped[str] = mapped_column(Plain)
+    capability: Mapped[Capability] = mapped_column(Word(Capability), index=True)
+    path: Mapped[str] = mapped_column(Plain)
+    blob: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("blobs.digest"), index=True)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    registers: Mapped[int | None] = mapped_column(BigInteger)
+    scalar_registers: Mapped[int | None] = mapped_column(BigInteger)
+    shared_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    spill_bytes: Mapped[int | None] = mapped_column(BigInteger)
+
+
 class TagRow(Row):
     """A movable name. It stands for one bundle a profile, so that one tag serves a fleet."""
 

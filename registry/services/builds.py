@@ -20,9 +20,11 @@ from aot.errors import (
     ProfileNotFound,
 )
 from aot.keys import factors_of, key_of, queue_for
+from aot.recipes import check_recipe
 from aot.schema.names import Name, Namespace, Tag
 from aot.schema.profile import Profile
-from aot.schema.spec import FactorySource, Spec
+from aot.schema.recipe import Route
+from aot.schema.spec import KernelSource, ProgramSource, Spec
 from aot.schema.state import BuildEvent, BuildState, BundleState
 from aot.schema.wire.builds import (
     BuildListing,
@@ -48,6 +50,7 @@ from registry.services.tokens import Principal
 HIGHEST_PRIORITY = 1000
 HIGHEST_SEQUENCE = 2**31 - 1
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
@@ -191,13 +194,18 @@ def check_request(request: SubmitRequest) -> None:
             f"wanted a priority between -{HIGHEST_PRIORITY} and {HIGHEST_PRIORITY}, found {request.priority}",
             hint="0 is the default; higher is sooner",
         )
+    if isinstance(request.spec.source, KernelSource):
+        raise InvalidSpec(
+            "kernels are built where they are, and pushed: no worker builds them",
+            hint="`aot kernel build --push`; it needs Triton, and no card",
+        )
     check_spec(request.spec)
 
 
 def check_spec(spec: Spec) -> None:
     """Raises InvalidSpec for what no worker could build."""
     source = spec.source
-    if isinstance(source, FactorySource) and not _ENTRY.fullmatch(source.entry):
+    if not isinstance(source, ProgramSource) and not _ENTRY.fullmatch(source.entry):
         raise InvalidSpec(
             f"wanted an entry module:function, found {source.entry[:120]!r}", hint="for example model:make"
         )
@@ -207,8 +215,28 @@ def check_spec(spec: Spec) -> None:
                 f"wanted an exact pin, found {requirement[:120]!r}",
                 hint="write name==version, as pip freeze does",
             )
+    if spec.commit is not None and not _REVISION.fullmatch(spec.commit.revision):
+        raise InvalidSpec(
+            f"wanted a commit's whole hash, found {spec.commit.revision[:120]!r}",
+            hint="as git rev-parse HEAD prints it",
+        )
+    _check_route(spec)
+    if not isinstance(source, KernelSource):
+        check_recipe(spec.recipe)
     if spec.recipe.freeze and not spec.weights:
         raise InvalidSpec("a frozen build needs weights", hint="give the weights, or leave out `freeze`")
+
+
+def _check_route(spec: Spec) -> None:
+    source, routes = spec.source, spec.recipe.routes
+    of_kernels = isinstance(source, KernelSource)
+    if of_kernels and not source.signatures:
+        raise InvalidSpec("a kernel needs at least one signature", hint="name the types of its arguments")
+    if routes != (Route.KERNEL,) if of_kernels else Route.KERNEL in routes:
+        raise InvalidSpec(
+            f"the routes {', '.join(routes)} do not fit the source",
+            hint="the route kernel is that of kernels, and their only one",
+        )
 
 
 def get_profile(name: Name, session: Session) -> Profile:

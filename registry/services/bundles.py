@@ -12,12 +12,13 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from aot.errors import BundleNotFound, Conflict, Forbidden
+from aot.errors import BundleNotFound, Conflict, Forbidden, InvalidProfile
 from aot.keys import changes_between, factors_of, queue_for
 from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, Statement, decode_manifest
-from aot.schema.profile import Profile
+from aot.schema.profile import Profile, kernel_profile_name
+from aot.schema.spec import KernelSource
 from aot.schema.state import BuildEvent, BuildState, BundleState
 from aot.schema.wire.builds import Ticket
 from aot.schema.wire.bundles import PublishReply, PushRequest, WithdrawRequest
@@ -26,8 +27,9 @@ from aot.select import describe_coverage
 from aot.trust import SigningKey, sign
 from registry.db import builds as build_rows
 from registry.db import bundles as rows
+from registry.db import fleet as fleet_rows
 from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow
-from registry.services import blobs, builds, claims, proof, tags
+from registry.services import blobs, builds, claims, kernels, proof, tags, waiting
 from registry.services.proof import Received
 from registry.services.tokens import Principal
 
@@ -99,7 +101,7 @@ def push(
     by.require(Scope.PUSH, manifest.namespace)
     proof.require_sound(manifest)
     builds.check_spec(manifest.spec)
-    profile = builds.get_profile(manifest.profile.name, session)
+    profile = _profile_of(manifest, now=now, session=session)
     _require_current(manifest, profile)
     if (known := rows.find_bundle(received.digest, session)) and known.state is not BundleState.REJECTED:
         return Pushed(_pushed_before(known, session=session))
@@ -107,6 +109,8 @@ def push(
     blobs.confirm(wanted, namespace=manifest.namespace, arrived=arrived, now=now, session=session)
     build = builds.new_build(manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now)
     build.requalify = received.digest
+    if isinstance(manifest.spec.source, KernelSource):
+        build.waiting = waiting.not_run(profile)
     if known is not None:
         _reopen(known, session=session)
     else:
@@ -179,6 +183,25 @@ def _signed(received: Received, keys: Sequence[SigningKey]) -> Envelope:
     return sign(statement, *keys)
 
 
+def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profile:
+    """The registered profile; of kernels that were built without their card, the one that this push makes known.
+
+    Only that card's name is taken, so nobody can stand in the way of a worker's profile. Raises ProfileNotFound,
+    InvalidProfile.
+    """
+    profile = manifest.profile
+    if not isinstance(manifest.spec.source, KernelSource):
+        return builds.get_profile(profile.name, session)
+    wanted = kernel_profile_name(profile.capability, profile.toolchain.triton or "none")
+    if profile.name != wanted or profile.device is not None:
+        raise InvalidProfile(
+            f"kernels for {profile.capability} belong to the profile {wanted}, found {profile.name}",
+            hint="build them with `aot kernel build`",
+        )
+    fleet_rows.insert_profile(profile, now=now, session=session)
+    return builds.get_profile(profile.name, session)
+
+
 def _require_current(manifest: Manifest, profile: Profile) -> None:
     changes = changes_between(manifest.factors, factors_of(manifest.spec, profile))
     if changes:
@@ -244,7 +267,10 @@ def _insert(
         published_at=now if state is BundleState.LIVE else None,
         withdrawn_reason="",
     )
-    if not rows.insert_bundle(row, artifacts=_artifacts(received), files=_files(received), session=session):
+    found = kernels.rows_of(received.digest, manifest)
+    if not rows.insert_bundle(
+        row, artifacts=_artifacts(received), files=_files(received), kernels=found, session=session
+    ):
         raise Conflict(f"the bundle {received.digest} exists already", hint="its digest is that of its manifest")
     return row
 

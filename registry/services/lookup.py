@@ -183,6 +183,7 @@ def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
     digests = [row.digest for row in found]
     tags = tag_rows.tags_of(digests, session)
     outlines = rows.outlines_of(digests, session)
+    proving = {row.digest: _why_pending(row, session) for row in found if row.state is BundleState.PENDING}
     return [
         BundleView(
             digest=row.digest,
@@ -203,9 +204,16 @@ def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
             replacement=row.replacement,
             tags=tags.get(row.digest, ()),
             speedup=row.speedup,
+            waiting=proving.get(row.digest, ""),
         )
         for row in found
     ]
+
+
+def _why_pending(row: BundleRow, session: Session) -> str:
+    """What the build that is to prove the bundle waits for; empty while one works on it."""
+    build = build_rows.find_live_requalify(row.digest, session)
+    return view_of(build).waiting if build else ""
 
 
 def _parse_digests(target: str) -> tuple[Digest, ...]:

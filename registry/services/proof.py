@@ -16,8 +16,11 @@ from aot.schema.codec import encode
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
 from aot.schema.manifest import Manifest, decode_manifest
+from aot.schema.recipe import Route
 from aot.schema.spec import Spec
 from aot.select import REQUIRED_GUARDS
+
+MOST_OF_KERNEL = 1 << 40  # bytes or registers; what is larger no index holds
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,34 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
 def _flaws(artifact: Artifact, manifest: Manifest) -> Iterator[str]:
     if artifact.route not in manifest.spec.recipe.routes:
         yield f"its recipe does not allow the route {artifact.route}"
-    if not manifest.profile.capability.covers(artifact.capability):
+    if not manifest.profile.capability.runs(artifact.capability):
         yield f"it is for {artifact.capability}, which {manifest.profile.capability} does not cover"
     missing = REQUIRED_GUARDS[artifact.route] - {guard.kind for guard in artifact.host_guards}
     if missing:
         yield f"it lacks the host guards {', '.join(sorted(missing))}"
     if not artifact.files:
         yield "it has no file"
+    if artifact.tuned and not any(kernel.candidates > 1 and kernel.best_us for kernel in artifact.kernels):
+        yield "it claims to be tuned, and no kernel of it says what was measured"
+    if artifact.route is Route.KERNEL and (artifact.launch is None or artifact.tuned is None):
+        yield "it is a kernel, and says not how it is launched, or not whether it is tuned"
     paths = [file.path for file in artifact.files]
     if len(set(paths)) != len(paths):
         yield "two of its files have the same path"
+    yield from _flaws_of_kernels(artifact)
+
+
+def _flaws_of_kernels(artifact: Artifact) -> Iterator[str]:
+    paths = {file.path for file in artifact.files}
+    for kernel in artifact.binaries:
+        numbers = (
+            kernel.size_bytes,
+            kernel.registers,
+            kernel.scalar_registers,
+            kernel.shared_bytes,
+            kernel.spill_bytes,
+        )
+        if kernel.path not in paths:
+            yield f"it says that {kernel.path} holds kernels, and has no such file"
+        if any(number is not None and not 0 <= number < MOST_OF_KERNEL for number in numbers):
+            yield f"its kernel {kernel.name[:80]} has a number that no kernel has"

@@ -7,18 +7,22 @@ from aot.keys import changes_between, factors_of
 from aot.schema.factor import Factor
 from aot.schema.names import Name
 from aot.schema.profile import Profile
-from aot.schema.spec import Spec
+from aot.schema.spec import KernelSource, Spec
 
 
 def reason(spec: Spec, *, factors: Iterable[Factor], profile: Profile, live: bool) -> str:
     """Say why no worker takes the build now; empty where one could."""
     if not live:
-        return no_worker(profile.name)
+        return not_run(profile) if isinstance(spec.source, KernelSource) else no_worker(profile.name)
     return "; ".join(misfits(spec, factors=factors, profile=profile))
 
 
 def no_worker(profile: Name) -> str:
     return f"no live worker of the profile {profile}"
+
+
+def not_run(profile: Profile) -> str:
+    return f"not run: needs a {profile.capability} device"
 
 
 def misfits(spec: Spec, *, factors: Iterable[Factor], profile: Profile) -> tuple[str, ...]:

@@ -8,7 +8,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"aot.errors", "aot.schema", "aot.keys", "aot.proof", "aot.rules", "aot.select"}),
+    frozenset(
+        {
+            "aot.errors",
+            "aot.schema",
+            "aot.keys",
+            "aot.nearest",
+            "aot.pause",
+            "aot.proof",
+            "aot.recipes",
+            "aot.rules",
+            "aot.select",
+        }
+    ),
     frozenset(
         {
             "aot.environment",
@@ -21,6 +33,8 @@ LAYERS: tuple[frozenset[str], ...] = (
             "aot.source",
             "aot.sandbox",
             "aot.broker",
+            "aot.hosts",
+            "aot.emulator",
         }
     ),
     frozenset({"aot.compile", "aot.runtime"}),

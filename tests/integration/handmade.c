@@ -96,6 +96,9 @@ int32_t AOTInductorModelContainerRun(struct Container *self, Tensor *inputs, siz
 #ifdef ILLEGAL
     __builtin_trap();
 #endif
+#ifdef AVX512
+    __asm__ volatile("vpxorq %%zmm17, %%zmm17, %%zmm17" ::: "memory");
+#endif
 #ifdef SLOW
     usleep(2000);
 #endif

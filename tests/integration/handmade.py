@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from aot.bundle import StoredBundle, write_bundle
+from aot.environment import observe_node
 from aot.facts import read_elf
 from aot.schema.artifact import (
     Artifact,
@@ -66,9 +67,12 @@ def write_source(place: Path, text: str = FACTORY) -> OnDisk:
     return OnDisk(tree=place, entry="scaled:make")
 
 
-def this_profile() -> Profile:
-    """The profile of this host's torch; the level is the lowest, which every x86-64 host covers."""
-    return a_profile("here", capability="cpu:x86-64", toolchain=a_toolchain(torch=str(torch.__version__)))
+def this_profile(level: str = "") -> Profile:
+    """The profile of this host's torch and CPU, or of a lower `level`, which a proof then runs on an emulator."""
+    own = observe_node().cpu
+    assert own is not None
+    toolchain = a_toolchain(torch=str(torch.__version__))
+    return a_profile("here", capability=f"cpu:{level}" if level else str(own), toolchain=toolchain)
 
 
 def build_library(place: Path, *faults: str) -> Path:
@@ -130,12 +134,14 @@ def write_handmade(
     *faults: str,
     recipe: Recipe | None = None,
     fingerprint: Fingerprint | None = None,
+    profile: Profile | None = None,
     **deviations: object,
 ) -> StoredBundle:
     """Write a bundle of one hand-written artifact with the given faults."""
     library = build_library(place / "build", *faults)
-    artifact = describe_library(library, this_profile(), **deviations)
-    return _write(place, [(artifact, library)], recipe or Recipe(), fingerprint)
+    profile = profile or this_profile()
+    artifact = describe_library(library, profile, **deviations)
+    return _write(place, [(artifact, library)], recipe or Recipe(), fingerprint, profile)
 
 
 def write_two(place: Path, *, right: tuple[str, ...], wrong: tuple[str, ...]) -> StoredBundle:
@@ -155,9 +161,13 @@ def write_two(place: Path, *, right: tuple[str, ...], wrong: tuple[str, ...]) ->
 
 
 def _write(
-    place: Path, artifacts: list[tuple[Artifact, Path]], recipe: Recipe, fingerprint: Fingerprint | None = None
+    place: Path,
+    artifacts: list[tuple[Artifact, Path]],
+    recipe: Recipe,
+    fingerprint: Fingerprint | None = None,
+    profile: Profile | None = None,
 ) -> StoredBundle:
-    profile = this_profile()
+    profile = profile or this_profile()
     manifest = a_manifest(
         a_spec("scaled", profile=profile.name, recipe=recipe),
         profile=profile,

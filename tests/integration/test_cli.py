@@ -1,6 +1,7 @@
 """Every command of `aot` as a process: stdout is data, stderr is talk, and the exit code is part of the contract."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from aot.cli.pod import Report
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
+from aot.schema.recipe import Randomness, Recipe
+from aot.schema.spec import Commit, CommitTeller, Limits
 from aot.schema.state import BuildState
 from aot.schema.wire.builds import CancelRequest, FailRequest, ProgressRequest
 from aot.schema.wire.bundles import WithdrawRequest
@@ -217,6 +220,41 @@ def test_submit_prints_the_build_and_talks_beside_it(shell: Shell, tree: Path) -
     assert "was cancelled" in waited.err
 
 
+def test_every_part_of_a_recipe_can_be_asked_for(shell: Shell, tree: Path) -> None:
+    wanted = ("--dynamic", "--no-fullgraph", "--random", "unchecked", "--env", "SIZE=small", "--limit", "processes=64")
+    ran = shell.aot("submit", *build_arguments(tree, "asked"), *wanted)
+    spec = shell.service.claim(PROFILE.name, build=ran.out.strip()).spec
+    assert spec.recipe == Recipe(
+        dynamic=True, fullgraph=False, random=Randomness.UNCHECKED, environment={"SIZE": "small"}
+    )
+    assert spec.limits == Limits(processes=64)
+
+
+def test_submit_and_build_take_the_same_options(shell: Shell) -> None:
+    def options(command: str) -> set[str]:
+        return set(re.findall(r"--[a-z][a-z-]*", shell.aot(command, "--help").out))
+
+    assert options("build") - options("submit") == {"--here", "--as-bundle", "--log"}
+    assert options("submit") - options("build") == set()
+
+
+def test_a_build_carries_the_commit_of_its_source(shell: Shell, tree: Path) -> None:
+    sha = "0123456789abcdef0123456789abcdef01234567"
+    ran = shell.with_environ(GITHUB_SHA=sha).aot("submit", *build_arguments(tree, "committed"))
+    claim = shell.service.claim(PROFILE.name, build=ran.out.strip())
+    assert claim.spec.commit == Commit(revision=sha, told_by=CommitTeller.CI)
+
+
+@pytest.mark.parametrize("command", ["submit", "build"])
+def test_a_recipe_that_no_worker_can_follow_is_bad_input_and_nothing_is_asked(
+    shell: Shell, tree: Path, command: str
+) -> None:
+    away = shell.with_environ(AOT_URL="http://127.0.0.1:9")
+    ran = away.aot(command, *build_arguments(tree, "impossible"), "--option", "trace.debug_dir=traces")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: option trace.debug_dir cannot be set: ")
+
+
 def test_build_follows_to_the_end_with_progress_on_stderr(shell: Shell, tree: Path) -> None:
     process = shell.start("build", *build_arguments(tree, "followed"))
     claim = shell.claim(process, PROFILE.name)
@@ -285,8 +323,9 @@ def test_ctrl_c_leaves_the_build_and_says_how_to_go_on(shell: Shell, tree: Path)
 def test_wait_gives_up_when_told_to(shell: Shell, tree: Path) -> None:
     build = shell.aot("submit", *build_arguments(tree, "slow")).out.strip()
     ran = shell.aot("wait", build, "--timeout", "0.3")
-    assert ran.code == 3
+    assert (ran.code, ran.out) == (5, ""), "it goes on: nothing has failed"
     assert "is still queued" in ran.err
+    assert f"`aot wait {build}` follows it on" in ran.err
     shell.aot("cancel", build)
 
 
@@ -367,8 +406,8 @@ def test_pull_and_explain_say_why_nothing_fits(shell: Shell, bundle: Digest, hos
 def test_explain_shows_every_artifact(shell: Shell, bundle: Digest, host: Path) -> None:
     ran = shell.aot("explain", "mini", "--host", str(host))
     assert ran.code == 0
-    assert ran.lines[0].split() == ["bundle", "region", "coverage", "verdict", "why"]
-    assert ran.lines[1].split() == [bundle.short, "whole", "batch", "1..32", "fits"]
+    assert ran.lines[0].split() == ["bundle", "weights", "region", "coverage", "verdict", "why"]
+    assert ran.lines[1].split() == [bundle.short, "any", "weights", "whole", "batch", "1..32", "fits"]
     assert ran.lines[-1] == f"chosen: {bundle}"
     assert shell.aot("explain", "mini", "--host", str(host), "--json").json["bundle"] == bundle
 
@@ -441,7 +480,7 @@ def test_ensure_builds_locks_and_is_idempotent(shell: Shell, tree: Path, host: P
     reply = shell.service.publish(shell.claim(process, PROFILE.name))
     ran = end(process)
     assert ran.code == 0
-    assert ran.out == f"built\tdefault/ensured:latest\t{PROFILE.name}\t{reply.bundle}\n"
+    assert ran.out == f"built\tdefault/ensured:latest\t{PROFILE.name}\t{reply.bundle}\tany weights\n"
     lock = tree / "aot.lock"
     before = (lock.stat().st_ino, lock.stat().st_mtime_ns)
     again = shell.aot("ensure", "-f", "aot.toml", "--lock", "aot.lock", "--json", cwd=tree)
@@ -485,7 +524,7 @@ def test_ctrl_c_during_ensure_leaves_no_file(shell: Shell, tree: Path) -> None:
     assert sorted(path.name for path in tree.iterdir()) == ["aot.toml", "model.py"]
     reply = shell.service.publish(claim)
     ran = shell.aot("ensure", cwd=tree)
-    assert ran.out == f"present\tdefault/ensured-later:latest\t{PROFILE.name}\t{reply.bundle}\n"
+    assert ran.out == f"present\tdefault/ensured-later:latest\t{PROFILE.name}\t{reply.bundle}\tany weights\n"
 
 
 def test_a_cancelled_job_leaves_no_temporary_directory(shell: Shell, tree: Path, tmp_path: Path) -> None:

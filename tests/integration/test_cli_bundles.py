@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.bundle import read_bundle, write_bundle, write_envelope
+from aot.bundle import StoredBundle, read_bundle, write_bundle, write_envelope
 from aot.schema.digest import Digest
 from aot.schema.manifest import Statement
 from aot.trust import SigningKey, sign
@@ -190,14 +190,19 @@ def test_what_is_no_directory_is_bad_input(shell: Shell, tmp_path: Path, command
         assert (ran.code, "is no directory" in ran.err) == (2, True)
 
 
-@pytest.mark.parametrize("damage", [cut_manifest, lose_manifest])
-def test_inspect_of_a_damaged_manifest_is_an_integrity_error(
-    shell: Shell, directory: Path, damage: Callable[[Path], None]
-) -> None:
-    damage(directory)
+def test_inspect_of_a_damaged_manifest_is_an_integrity_error(shell: Shell, directory: Path) -> None:
+    cut_manifest(directory)
     ran = shell.aot("inspect", str(directory))
     assert (ran.code, ran.out) == (6, "")
-    assert "manifest" in ran.err
+    assert "manifest" in ran.err and ran.err.count(str(directory)) == 1
+
+
+def test_inspect_of_a_directory_without_a_manifest_is_bad_input(shell: Shell, directory: Path) -> None:
+    lose_manifest(directory)
+    ran = shell.aot("inspect", str(directory))
+    assert (ran.code, ran.out) == (2, "")
+    assert f"error: {directory} holds no bundle: manifest.json is missing\n" in ran.err
+    assert "do not load" not in ran.err
 
 
 @pytest.mark.parametrize(("damage", "message"), BYTES_DAMAGED)
@@ -235,17 +240,69 @@ def test_a_bundle_that_is_live_already_is_told_so(shell: Shell, published: Diges
     assert (ran.code, ran.out) == (0, f"{published} live already\n")
 
 
-def test_a_bundle_whose_source_the_registry_lacks_is_refused(shell: Shell, tmp_path: Path) -> None:
-    spec = a_spec("stranger", profile=PROFILE.name, source=a_packed_source(tmp_path, text="def make(): return 2\n"))
-    manifest = a_manifest(spec, profile=PROFILE)
-    blobs = {}
-    for blob in manifest.blobs:
-        blobs[blob.digest] = tmp_path / blob.digest.hex
-        blobs[blob.digest].write_bytes(BYTES[blob.digest])
-    built = write_bundle(tmp_path / "built", manifest=manifest, files=blobs)
+@pytest.fixture
+def carried(tmp_path: Path) -> Callable[..., StoredBundle]:
+    """Writes a bundle that was built elsewhere, with its source in `tree` and weights in `fine.safetensors`."""
+
+    def write(name: str, *, weights: bool = False) -> StoredBundle:
+        source = a_packed_source(tmp_path, text=f"def make(): return {name!r}\n")
+        files = (a_file("fine.safetensors", name.encode()),) if weights else ()
+        (tmp_path / "fine.safetensors").write_bytes(name.encode())
+        manifest = a_manifest(a_spec(name, profile=PROFILE.name, source=source, weights=files), profile=PROFILE)
+        blobs = {blob.digest: tmp_path / blob.digest.hex for blob in manifest.blobs}
+        for digest, path in blobs.items():
+            path.write_bytes(BYTES[digest])
+        return write_bundle(tmp_path / "built", manifest=manifest, files=blobs)
+
+    return write
+
+
+def test_a_bundle_whose_source_the_registry_lacks_says_how_to_bring_it(
+    shell: Shell, carried: Callable[..., StoredBundle]
+) -> None:
+    built = carried("stranger", weights=True)
     ran = shell.aot("push", str(built.directory))
     assert (ran.code, ran.out) == (7, "")
-    assert "were not uploaded" in ran.err and "  try: " in ran.err
+    source, _ = built.manifest.spec.blobs
+    assert f"the registry lacks what default/stranger was built from: the source {source.digest}" in ran.err
+    assert "add --source TREE --weights fine.safetensors" in ran.err
+
+
+def test_a_bundle_is_pushed_with_its_source_and_weights(
+    shell: Shell, carried: Callable[..., StoredBundle], tmp_path: Path
+) -> None:
+    built = carried("immigrant", weights=True)
+    brought = ("--source", str(tmp_path / "tree"), "--weights", str(tmp_path / "fine.safetensors"))
+    ran = shell.aot("push", str(built.directory), *brought)
+    assert (ran.code, f"{built.digest} pending" in ran.out) == (0, True), ran.err
+    claim = shell.service.claim(PROFILE.name, build=ran.out.split()[-1])
+    assert claim.requalify == built.digest
+    assert {link.digest for link in claim.links} >= {blob.digest for blob in built.manifest.spec.blobs}
+
+
+def test_what_the_registry_has_of_a_source_need_not_be_brought_again(
+    shell: Shell, carried: Callable[..., StoredBundle], tmp_path: Path
+) -> None:
+    built = carried("neighbour", weights=True)
+    source, _ = built.manifest.spec.blobs
+    shell.service.upload([source])
+    ran = shell.aot("push", str(built.directory))
+    assert (ran.code, "add --weights fine.safetensors" in ran.err) == (7, True)
+    ran = shell.aot("push", str(built.directory), "--weights", str(tmp_path / "fine.safetensors"))
+    assert ran.code == 0, ran.err
+
+
+def test_another_source_than_the_one_that_was_built_is_refused(
+    shell: Shell, carried: Callable[..., StoredBundle], tmp_path: Path
+) -> None:
+    built = carried("changed")
+    (tmp_path / "tree" / "model.py").write_text("def make(): return 'something else'\n")
+    ran = shell.aot("push", str(built.directory), "--source", str(tmp_path / "tree"))
+    (source,) = built.manifest.spec.blobs
+    assert (ran.code, ran.out) == (2, "")
+    assert "is not what changed was built from" in ran.err and str(source.digest) in ran.err
+    ran = shell.aot("push", str(built.directory), "--source", str(tmp_path / "nothing"))
+    assert (ran.code, "nothing does not exist" in ran.err) == (2, True)
 
 
 def test_as_bundle_needs_one_reference_and_a_new_directory(shell: Shell, published: Digest, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`aot up` for real: registry, sweeper and worker of one directory, ended in every way a service is ended."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -134,6 +135,17 @@ def test_it_prints_what_to_set_and_ctrl_c_ends_everything(tmp_path: Path) -> Non
             "stopping",
         ]
         assert wait_until_gone(pids, seconds=1) == []
+
+
+def test_as_json_it_prints_one_document_of_what_to_set(tmp_path: Path) -> None:
+    process = start_up(tmp_path / "data", "--no-worker", "--json")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert end(process, seconds=STOP_SECONDS).code == 0
+    exports = json.loads(line)
+    assert set(exports) == {"AOT_URL", "AOT_TOKEN_FILE", "AOT_TRUSTED_KEYS"}
+    assert exports["AOT_TOKEN_FILE"] == str(tmp_path / "data" / "token")
 
 
 def test_restarted_it_has_the_same_keys_tokens_and_data(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """Real builds of the route `package`: what is in them, what is not, and that other weights come out right."""
 
 import copy
+import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from aot.compile.layout import package_place
 from aot.facts import find_absolute_paths, read_elf
+from aot.facts.kernels import read_code_facts, read_kernels
 from aot.schema.artifact import ConstantKind, CoverageKind, LeafKind
 from aot.schema.recipe import Recipe, Regions, Route
 from aot.schema.report import Phase
@@ -31,6 +35,21 @@ def test_an_artifact_records_everything_that_a_loader_needs() -> None:
     assert [leaf.kind for leaf in artifact.call.outputs] == [LeafKind.TENSOR, LeafKind.INTEGER]
     assert [meta.shape for meta in artifact.inputs] == [("batch", 16), ("batch", 1)]
     assert artifact.facts["march"] == builds.here().capability.target
+
+
+def test_kernels_and_instructions_are_read_from_the_library() -> None:
+    compiled, _ = builds.everything()
+    (artifact,) = compiled.artifacts
+    library = builds.library_of(compiled)
+    assert artifact.binaries == read_kernels([("lib/model.so", library)], artifact.capability)
+    assert {kernel.name for kernel in artifact.binaries} == {
+        kernel.name for kernel in artifact.kernels if kernel.name.startswith("cpp_")
+    }
+    assert all(kernel.size_bytes > 0 for kernel in artifact.binaries)
+    assert artifact.code == read_code_facts(library)
+    assert artifact.code.unread_bytes == 0
+    assert artifact.code.cxx11_abi is True
+    assert "aoti_torch_empty_strided" in artifact.code.torch_symbols
 
 
 def test_the_coverage_is_the_whole_range_from_one() -> None:
@@ -109,7 +128,8 @@ def test_the_same_source_elsewhere_with_other_weights_gives_the_same_bytes(tmp_p
     assert builds.library_of(second).read_bytes() == builds.library_of(first).read_bytes()
     assert second.artifacts == first.artifacts
     assert second.fingerprint == first.fingerprint
-    assert [event["phase"] for event in events] == [Phase.LOADING, Phase.LOADING, Phase.EXPORTING, Phase.COMPILING]
+    told = [Phase.LOADING, Phase.LOADING, Phase.EXPORTING, Phase.EXPORTING, Phase.COMPILING]
+    assert [event["phase"] for event in events] == told
     assert events[-1]["step"] == "1 of 1: whole program, batch=1..8"
 
 
@@ -173,19 +193,36 @@ def test_a_frozen_build_has_its_weights_inside_and_says_so(tmp_path: Path) -> No
     module = builds.open_module(source, seed=5).module
     weights = tmp_path / "w.safetensors"
     save_file(module.state_dict(), str(weights))
+    events: list[Mapping[str, Any]] = []
     compiled = builds.build(
         builds.Source(source.tree, weights=(weights,)),
         tmp_path / "scratch",
         recipe=Recipe(freeze=True),
         shared=builds.shared_headers(),
+        on_event=events.append,
     )
     (artifact,) = compiled.artifacts
     assert artifact.constants == ()
     assert artifact.facts["frozen"] == "true"
-    assert any(kernel.candidates >= 2 and kernel.best_us for kernel in artifact.kernels)
+    tuned = [kernel for kernel in artifact.kernels if kernel.candidates >= 2 and kernel.best_us]
+    assert tuned
+    assert_tuning_was_told(events, [kernel.candidates for kernel in tuned])
+    assert 0 < compiled.report.phases["tuning"] < compiled.report.regions[0].compile_seconds
     runner = AOTIModelContainerRunnerCpu(str(builds.library_of(compiled)), 1)
     x = torch.randn(3, 16)
     assert torch.allclose(runner.run([x])[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+def assert_tuning_was_told(events: list[Mapping[str, Any]], candidates: list[int]) -> None:
+    """Each kernel by its number and candidates, in the middle of compiling its region."""
+    told = [(event["phase"], event["step"]) for event in events if event.get("phase") in ("compiling", "tuning")]
+    # Headers are warmed by a build of their own, which may come first.
+    step = next(step for _, step in told if step.startswith("1 of 1: "))
+    phases = [(phase, text) for phase, text in told if text.startswith(step)]
+    expected: list[tuple[str, str]] = [("compiling", step)]
+    for number, count in enumerate(candidates, start=1):
+        expected += [("tuning", f"{step}; kernel {number}, {count} candidates"), ("compiling", step)]
+    assert phases == expected
 
 
 def test_a_stripped_program_is_compiled_and_runs_with_the_live_modules_weights(tmp_path: Path) -> None:
@@ -265,3 +302,35 @@ def test_packed_weights_in_an_unfrozen_build_fail_it_by_name(tmp_path: Path, mon
     with pytest.raises(BackendFailed, match="made from the builder's weights") as caught:
         account_for(asked_names(package.library, "cpu"), wanted_constants(exported, program.module), region="")
     assert caught.value.details["derived"]
+
+
+# Three and 64 iterations that cannot be made one loop: how many of the two are parallel depends on the threads that
+# are planned for.
+PARALLEL = """
+import torch
+
+
+class Parallel(torch.nn.Module):
+    def forward(self, x):
+        return x.transpose(1, 2).contiguous() * 2, torch.softmax(x, -1)
+
+
+def make():
+    return {"module": Parallel(), "args": (torch.randn(3, 64, 512),)}
+"""
+
+
+def test_a_builder_with_fewer_cores_makes_the_same_bytes(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    source = builds.write_source(tmp_path / "tree", PARALLEL)
+    made = []
+    try:
+        for count in (1, len(cores)):
+            os.sched_setaffinity(0, sorted(cores)[:count])
+            compiled = builds.build(source, tmp_path / str(count), shared=builds.shared_headers())
+            made.append(builds.library_of(compiled).read_bytes())
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert made[0] == made[1]

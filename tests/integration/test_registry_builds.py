@@ -15,8 +15,8 @@ from aot.errors import (
     SizeMismatch,
 )
 from aot.keys import factors_of, key_of
-from aot.schema.recipe import Recipe
-from aot.schema.spec import Blob
+from aot.schema.recipe import Purpose, Recipe, Route
+from aot.schema.spec import Blob, Commit
 from aot.schema.state import BuildState
 from aot.schema.wire.builds import CancelRequest, ProgressRequest, SubmitRequest
 from aot.schema.wire.workers import Scope
@@ -149,12 +149,19 @@ def test_an_unknown_profile_is_refused_naming_the_known_ones(service: Service) -
         a_spec(source=a_source(entry="../evil:make")),
         a_spec(source=a_source(requirements=("transformers>=4",))),
         altered(a_frozen_spec(), weights=()),
+        a_spec(recipe=Recipe(purpose=Purpose.TRAINING)),
+        a_spec(recipe=Recipe(routes=(Route.PACKAGE, Route.FUNCTION))),
+        a_spec(recipe=Recipe(options={"trace.debug_dir": "traces"})),
+        a_spec(recipe=Recipe(environment={"LD_PRELOAD": "x.so"})),
+        altered(a_spec(), commit=Commit(revision="main\x1b[31m")),
     ],
-    ids=["entry", "path", "range", "no weights"],
+    ids=["entry", "path", "range", "no weights", "training", "route", "option", "variable", "commit"],
 )
 def test_specs_that_no_worker_could_build_are_refused(service: Service, spec) -> None:
     with pytest.raises(InvalidSpec):
         service.submit(spec)
+    assert service.call("list_builds").builds == ()
+    assert service.queue.take() == []
 
 
 @pytest.mark.parametrize("priority", [1001, -1001, 1 << 70])

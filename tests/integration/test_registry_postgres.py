@@ -41,6 +41,10 @@ from tests.integration.test_registry_claims import (  # noqa: F401
 from tests.integration.test_registry_flow import (  # noqa: F401
     test_a_submitted_spec_ends_as_a_signed_bundle_that_a_pod_can_fetch,
 )
+from tests.integration.test_registry_kernels import (  # noqa: F401
+    test_kernels_are_narrowed_by_name_capability_bundle_and_blob,
+    test_kernels_come_in_pages_the_newest_bundle_first,
+)
 from tests.integration.test_registry_push import test_its_proof_goes_live_in_its_place  # noqa: F401
 from tests.service import a_service
 

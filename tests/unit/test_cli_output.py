@@ -6,19 +6,40 @@ import sys
 
 import pytest
 
+from aot.cli.builds import list_lines
 from aot.cli.bundles import manifest_lines, narrow, parse_tagged
+from aot.cli.ensure import ensured_line
 from aot.cli.exits import Exit, exit_code_of, of_system
 from aot.cli.output import emit, say, say_error
 from aot.cli.pod import Report, environment_lines, pulled_lines, report_lines, selection_lines
 from aot.errors import BuildFailed, DigestMismatch, InvalidInput, InvalidName, LocalStorageFull
+from aot.pipeline import Target
+from aot.pipeline.ensure import Ensured
 from aot.runtime.pod import Pulled
+from aot.schema.capability import Capability
 from aot.schema.decision import Refusal, Selection
 from aot.schema.digest import Digest
 from aot.schema.environment import Environment
+from aot.schema.guard import HostGuard
+from aot.schema.lock import LockEntry
 from aot.schema.names import Reference
+from aot.schema.report import Provenance
 from aot.schema.wire.errors import ErrorBody
-from aot.select import select
-from tests.builders import a_gpu, a_manifest, a_node, a_qualification, an_artifact, an_environment, manifest_text
+from aot.select import Policy, select
+from tests.builders import (
+    a_container,
+    a_frozen_spec,
+    a_gpu,
+    a_manifest,
+    a_node,
+    a_qualification,
+    a_spec,
+    an_artifact,
+    an_environment,
+    host_guards,
+    manifest_text,
+)
+from tests.documents import a_view
 
 
 def test_an_error_says_what_was_found_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +160,59 @@ def test_explain_tells_of_alternatives_and_of_what_is_not_used() -> None:
     assert line.endswith(f"(undecided: load decides between it and {other.short})")
 
 
+def test_every_listing_says_which_weights_a_bundle_serves() -> None:
+    listed = {}
+    for spec in (a_spec(), a_frozen_spec()):
+        manifest = a_manifest(spec)
+        frozen, digest = manifest.frozen, manifest_text(manifest)[1]
+        selection = select([(digest, manifest)], an_environment())
+        reference = Reference.parse("mini")
+        entry = LockEntry(
+            reference=reference, profile=spec.profile, bundle=digest, build_key=manifest.build_key, frozen=frozen
+        )
+        listed[frozen] = {
+            "ls --builds": list_lines([a_view(frozen=frozen)])[1],
+            "explain": selection_lines(selection)[1],
+            "pull": pulled_lines([Pulled(reference, digest, selection)])[0],
+            "ensure": ensured_line(Target(reference, spec.profile, Ensured.BUILT, digest, entry)),
+        }
+    assert all("frozen" in line for line in listed[True].values()), listed[True]
+    assert all("frozen" not in line for line in listed[False].values()), listed[False]
+    assert all("any weights" in line for command, line in listed[False].items() if command != "pull")
+
+
+def test_what_a_program_sets_for_itself_is_no_news_to_whoever_pulls() -> None:
+    values = {"deterministic": "false", "default_dtype": "float32", "matmul_precision": "highest"}
+    settings = tuple(HostGuard(kind=kind, value=value) for kind, value in values.items())
+    manifest = a_manifest(artifacts=(an_artifact(host_guards=(*host_guards(), *settings)),))
+    _, digest = manifest_text(manifest)
+    for seen, word in ((an_environment(), False), (an_environment(container=a_container(libc=None)), True)):
+        selection = select([(digest, manifest)], seen, policy=Policy(undecided=True))
+        [line] = pulled_lines([Pulled(Reference.parse("mini"), digest, selection)])
+        assert selection.undecided
+        assert ("undecided" in line) is word
+
+
+def test_explain_says_what_would_have_to_change_for_the_nearest() -> None:
+    seen = an_environment(node=a_node(cpu=Capability("cpu:x86-64-v2")))
+    far = a_manifest(artifacts=(an_artifact(capability="cpu:x86-64-v4"),))
+    near = a_manifest(artifacts=(an_artifact(capability="cpu:x86-64-v2", torch="2.14.0+cpu"),))
+    lines = selection_lines(select([(Digest.of(b"1"), far), (Digest.of(b"2"), near)], seen))
+    assert lines[-2] == f"nearest: {Digest.of(b'2').short}: install torch 2.14.0+cpu"
+    fits = selection_lines(select([(Digest.of(b"1"), a_manifest())], an_environment()))
+    assert not any(line.startswith("nearest") for line in fits)
+
+
+def test_explain_says_for_which_of_several_cards() -> None:
+    guards = (*host_guards("cuda:sm_90", torch="2.13.0+cpu"), HostGuard(kind="driver", value="580.65.06"))
+    guards += (HostGuard(kind="cuda", value="13.0"),)
+    manifest = a_manifest(artifacts=(an_artifact(capability="cuda:sm_90", host_guards=guards),))
+    cards = (a_gpu(capability=Capability("cuda:sm_86"), sku="NVIDIA A10"), a_gpu(), a_gpu())
+    seen = an_environment(node=a_node(gpus=cards, driver="580.65.06"), container=a_container(cuda="13.0"))
+    lines = selection_lines(select([(Digest.of(b"1"), manifest)], seen))
+    assert lines[1].endswith("card 1, 2 of this host")
+
+
 def test_a_bundle_reads_well() -> None:
     manifest = a_manifest()
     text = "\n".join(manifest_lines(manifest, manifest_text(manifest)[1]))
@@ -149,9 +223,30 @@ def test_a_bundle_reads_well() -> None:
         "at batch 1: 100 us, eager 200 us (2.00x), runs compiled",
         "needs capability cpu:x86-64-v3, torch 2.13.0+cpu",
         "start      1.90 s, eager 2.00 s, 0 child process(es), counted by ptrace",
-        "numerics   2 comparisons agree",
+        "numerics   3 comparisons agree",
     ):
         assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("provenance", "words"),
+    [
+        (Provenance(builder="ci"), "by ci, commit not known"),
+        (Provenance(builder="ci", commit="abc"), "by ci, from commit abc"),
+        (Provenance(builder="ci", commit="abc", dirty=True), "by ci, from commit abc (changed since)"),
+        (
+            Provenance(builder="ci", commit="abc", commit_told_by="ci"),
+            "by ci, from commit abc (as CI says; nobody has looked for changes)",
+        ),
+        (
+            Provenance(builder="w", aot_version="0.1.0", built_at="2026-01-02T03:04:05+00:00"),
+            "by w at 2026-01-02T03:04:05+00:00 with aot 0.1.0, commit not known",
+        ),
+    ],
+)
+def test_a_bundle_says_who_built_it_from_which_commit(provenance: Provenance, words: str) -> None:
+    manifest = a_manifest(provenance=provenance)
+    assert f"built      {words}" in manifest_lines(manifest, manifest_text(manifest)[1])
 
 
 def test_gaps_of_a_proof_are_shown() -> None:

@@ -1,12 +1,15 @@
+from typing import Any
+
 import pytest
 
-from aot.cli.builds import make_recipe, parse_dimension, parse_option
 from aot.cli.exits import Exit, exit_code_of
 from aot.cli.output import size, table
+from aot.cli.recipe import make_recipe, parse_dimension, parse_limits, parse_option, parse_variable
 from aot.errors import (
     AotError,
     BindingFailed,
     BuildFailed,
+    BuildUnfinished,
     BundleNotFound,
     CompileTimedOut,
     DigestMismatch,
@@ -20,7 +23,8 @@ from aot.errors import (
     SignatureRejected,
     error_classes,
 )
-from aot.schema.recipe import Dimension, Mode, Regions
+from aot.schema.recipe import Dimension, Mode, Randomness, Recipe, Regions
+from aot.schema.spec import Limits
 
 
 @pytest.mark.parametrize(
@@ -63,22 +67,79 @@ def test_an_option_that_is_no_single_value_is_refused(text: str) -> None:
 
 
 def test_a_recipe_is_made_of_its_options() -> None:
-    recipe = make_recipe(
-        mode="default", dimensions=["batch=1..4"], options=["x=1"], regions="auto", freeze=True, require_faster=True
+    assert a_recipe(
+        mode="default",
+        dimensions=["batch=1..4"],
+        dynamic=True,
+        fullgraph=False,
+        random="unchecked",
+        options=["x=1"],
+        variables=["A=b=c"],
+        regions="auto",
+        freeze=True,
+        require_faster=True,
+    ) == Recipe(
+        mode=Mode.DEFAULT,
+        dimensions=(Dimension(name="batch", low=1, high=4),),
+        dynamic=True,
+        fullgraph=False,
+        random=Randomness.UNCHECKED,
+        options={"x": 1},
+        environment={"A": "b=c"},
+        regions=Regions.AUTO,
+        freeze=True,
+        require_faster=True,
     )
-    assert (recipe.mode, recipe.regions, recipe.freeze, recipe.require_faster) == (
-        Mode.DEFAULT,
-        Regions.AUTO,
-        True,
-        True,
-    )
-    assert recipe.dimensions == (Dimension(name="batch", low=1, high=4),)
 
 
-def test_an_unknown_mode_names_the_known_ones() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        make_recipe(mode="fastest", dimensions=[], options=[], regions="whole", freeze=False, require_faster=False)
-    assert "max-autotune" in caught.value.hint
+def test_options_that_are_left_out_are_the_recipes_own_defaults() -> None:
+    assert a_recipe() == Recipe()
+    assert parse_limits([]) == Limits()
+
+
+@pytest.mark.parametrize(("field", "wrong"), [("mode", "fastest"), ("random", "maybe"), ("regions", "some")])
+def test_a_word_that_is_not_known_is_refused_with_those_that_are(field: str, wrong: str) -> None:
+    with pytest.raises(InvalidInput, match=wrong) as caught:
+        a_recipe(**{field: wrong})
+    assert "max-autotune" in caught.value.hint and "unchecked" in caught.value.hint and "whole" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A B=1"])
+def test_a_variable_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="wanted a variable"):
+        parse_variable(text)
+
+
+def test_limits_are_read_with_units_of_bytes() -> None:
+    texts = ["memory_bytes=32G", "wall_seconds=7200", "processes=64", "disk_bytes=100m"]
+    assert parse_limits(texts) == Limits(memory_bytes=32 << 30, wall_seconds=7200.0, processes=64, disk_bytes=100 << 20)
+    assert parse_limits(["processes=64"]) == Limits(processes=64)
+
+
+@pytest.mark.parametrize(
+    "text", ["memory=32G", "memory_bytes", "memory_bytes=0", "memory_bytes=-1", "wall_seconds=2h", "processes=2K"]
+)
+def test_a_limit_of_another_form_is_refused_with_the_names(text: str) -> None:
+    with pytest.raises(InvalidInput, match="wanted a limit") as caught:
+        parse_limits([text])
+    assert "wall_seconds, memory_bytes, processes, disk_bytes" in caught.value.hint
+
+
+def a_recipe(**deviations: Any) -> Recipe:
+    """What `aot submit` makes of its options."""
+    fields: dict[str, Any] = {
+        "mode": "max-autotune",
+        "dimensions": [],
+        "dynamic": None,
+        "fullgraph": True,
+        "random": "refuse",
+        "options": [],
+        "variables": [],
+        "regions": "whole",
+        "freeze": False,
+        "require_faster": False,
+    }
+    return make_recipe(**(fields | deviations))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +153,7 @@ def test_an_unknown_mode_names_the_known_ones() -> None:
         (BindingFailed, 4),
         (RegistryUnreachable, 5),
         (RateLimited, 5),
+        (BuildUnfinished, 5),
         (DigestMismatch, 6),
         (SignatureRejected, 6),
         (Forbidden, 7),

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from aot.compile.constants import wanted_constants
 from aot.compile.export import Exported, export_point, sizes_from_one
+from aot.compile.guards import describe
 from aot.compile.program import Example, Program, open_factory
 from aot.compile.shapes import plan_points
 from aot.errors import SourceNotExportable, SourceNotLoadable
+from aot.schema.guard import InputGuard
 from aot.schema.recipe import Dimension, Recipe
 
 PLAIN = Recipe()
@@ -156,3 +159,58 @@ def test_a_module_that_does_not_run_on_its_example_is_the_sources_fault(
     with pytest.raises(SourceNotLoadable, match="does not run on its example inputs") as caught:
         export_point(program.module, point, region="", tree=tmp_path)
     assert caught.value.details["frame"]["line"] == 4
+
+
+class PlainTensorsOnly(torch.nn.Module):
+    """Refuses what is not exactly a tensor, as libraries with kernels of their own do.
+
+    Non-strict export runs it on fake tensors, which are of another type; Dynamo answers as eager would.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is not torch.Tensor:
+            raise TypeError(f"wanted a plain tensor, found {type(x).__name__}")
+        return self.layer(x).relu()
+
+
+def test_a_program_that_exports_only_strictly_is_exported_strictly_with_the_same_guards() -> None:
+    def exported_from(module: torch.nn.Module) -> Exported:
+        program = Program(
+            module=module.eval().requires_grad_(False),
+            examples=(Example((torch.ones(3, 4),), {}),),
+            dimensions=(Dimension(name="b", low=2, high=9),),
+            dynamic_shapes={"x": {0: "b"}},
+        )
+        (point,) = plan_points(program, PLAIN)
+        return export_point(program.module, point, region="", tree=None)
+
+    with pytest.raises(TypeError, match="found FakeTensor"):
+        torch.export.export(PlainTensorsOnly().eval(), (torch.ones(3, 4),), strict=False)
+    module, forgiving = PlainTensorsOnly(), torch.nn.Sequential()
+    forgiving.layer, forgiving.relu = module.layer, torch.nn.ReLU()
+    strict, other = exported_from(module), exported_from(Renamed(forgiving))
+    assert (strict.strict, other.strict) == (True, False)
+    assert ranges(strict) == ranges(other) == {"b": (2, 9)}
+    assert guards_of(strict) == guards_of(other) != ()
+    assert sorted(wanted_constants(strict, module)) == ["layer.bias", "layer.weight"]
+    x = torch.randn(7, 4)
+    assert torch.equal(strict.program.module()(x), module(x))
+
+
+class Renamed(torch.nn.Module):
+    """The same call without the refusal."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def guards_of(exported: Exported) -> tuple[InputGuard, ...]:
+    return describe(exported.program, dimension_names=exported.symbols, parameters=("x",)).input_guards

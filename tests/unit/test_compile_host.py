@@ -2,22 +2,27 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from aot.compile.host import capability_of, host_guards, route_facts
-from aot.compile.options import inductor_settings
+from aot.compile import host
+from aot.compile.host import capability_of, host_guards, multiplies_float32, program_guards, route_facts
+from aot.compile.options import cpu_capability, inductor_settings
 from aot.compile.toolchain import observe_toolchain
 from aot.environment import Host, observe_container
 from aot.errors import BackendFailed, InvalidConfig
 from aot.facts.elf import EM_CUDA
-from aot.rules import RULES
+from aot.rules import FRESH_PROCESS, RULES
+from aot.rules.required import COOPERATIVE_FACT
 from aot.schema.artifact import ElfFacts
 from aot.schema.capability import Capability
 from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe, Route
 from aot.select import REQUIRED_GUARDS
-from tests.builders import a_device, a_profile, a_toolchain
+from tests.builders import a_device, a_profile, a_toolchain, altered
 from tests.elf_files import an_elf_file
 
 ELF = ElfFacts(machine="x86_64", needed=("libc.so.6",), libc_floor="2.34", libstdcxx_floor="3.4.30")
@@ -61,7 +66,7 @@ def test_kernels_for_one_architecture_alone_make_the_artifact_so(tmp_path: Path)
         path.write_bytes(an_elf_file(machine=EM_CUDA, abi_version=8, flags=flags))
     assert capability_of(gpu, [plain]) == "cuda:sm_100"
     assert capability_of(gpu, [plain, exact]) == "cuda:sm_100a"
-    assert not Capability("cuda:sm_103").covers(capability_of(gpu, [exact]))
+    assert not Capability("cuda:sm_103").runs(capability_of(gpu, [exact]))
     assert capability_of(a_profile(), []) == "cpu:x86-64-v3"
     guards_of_it = host_guards(ELF, gpu, torch="x", capability=Capability("cuda:sm_100a"))
     assert {guard.kind: guard.value for guard in guards_of_it}["capability"] == "cuda:sm_100a"
@@ -150,3 +155,106 @@ def test_an_artifact_of_a_module_is_tied_to_the_minor_version_of_python() -> Non
     kinds = {guard.kind: guard.value for guard in host_guards(ELF, profile, torch="2.13.0+cpu", of_module=True)}
     assert kinds["python"] == "3.11"
     assert "python" not in {guard.kind for guard in host_guards(ELF, profile, torch="2.13.0+cpu")}
+
+
+PLAIN = Recipe()
+
+
+def of_program(profile: Profile, *, recipe: Recipe = PLAIN, multiplies: bool = True, **process: Any) -> dict[str, str]:
+    settings = inductor_settings(recipe, profile)
+    facts = altered(FRESH_PROCESS, **process)
+    found = program_guards(facts, recipe, profile, settings=settings, multiplies=multiplies)
+    return {guard.kind: guard.value for guard in found}
+
+
+GPU = a_profile(capability="cuda:sm_90", toolchain=a_toolchain(cuda="13.0"), device=a_device())
+
+
+def test_what_the_program_has_set_is_recorded() -> None:
+    every = {"matmul_precision": "highest high medium"}
+    assert of_program(a_profile()) == {"deterministic": "false", "default_dtype": "float32"} | every
+    assert (
+        of_program(a_profile(), deterministic=True, default_dtype="bfloat16")
+        == {
+            "deterministic": "true",
+            "default_dtype": "bfloat16",
+        }
+        | every
+    )
+
+
+def test_every_precision_that_gives_the_same_code_is_recorded() -> None:
+    frozen = Recipe(freeze=True)
+    assert of_program(GPU)["matmul_precision"] == "highest"
+    assert of_program(GPU, matmul_precision="medium")["matmul_precision"] == "high medium"
+    assert of_program(a_profile(), recipe=frozen, matmul_precision="medium")["matmul_precision"] == "medium"
+    assert of_program(GPU, multiplies=False)["matmul_precision"] == "highest high medium"
+    assert of_program(a_profile())["matmul_precision"] == "highest high medium"
+
+
+def test_cooperative_kernels_need_the_multiprocessors_they_were_sized_for() -> None:
+    recipe = Recipe(options={"triton.cooperative_reductions": True})
+    assert of_program(GPU, recipe=recipe)["sm_floor"] == "132"
+    assert route_facts(recipe, GPU, inductor_settings(recipe, GPU), "")[COOPERATIVE_FACT] == "true"
+    assert "sm_floor" not in of_program(GPU)
+    assert COOPERATIVE_FACT not in route_facts(PLAIN, GPU, inductor_settings(PLAIN, GPU), "")
+
+
+def test_the_code_that_launches_kernels_says_which_cpu_it_is_for() -> None:
+    assert guards(GPU)["cpu"] == cpu_capability(GPU)
+    assert "cpu" not in guards(a_profile())
+
+
+def test_a_slice_of_a_card_is_recorded_as_one() -> None:
+    whole = a_profile(capability="cuda:sm_90", device=a_device())
+    part = a_profile(capability="cuda:sm_90", device=a_device(sm_count=16, mig="1g.10gb"))
+    assert {kind: guards(whole)[kind] for kind in ("sm_count", "mig")} == {"sm_count": "132", "mig": "none"}
+    assert {kind: guards(part)[kind] for kind in ("sm_count", "mig")} == {"sm_count": "16", "mig": "1g.10gb"}
+
+
+class Gated(torch.nn.Module):
+    """A product inside a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: self.linear(y), lambda y: y.sin(), (x,))
+
+
+class Smooth(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1).relu() + x.sum()
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "found"),
+    [
+        (torch.nn.Linear(4, 4), torch.float32, True),
+        (torch.nn.Linear(4, 4).double(), torch.float64, False),
+        (torch.nn.Linear(4, 4).bfloat16(), torch.bfloat16, False),
+        (Gated(), torch.float32, True),
+        (Smooth(), torch.float32, False),
+        (torch.nn.Conv1d(4, 4, 1), torch.float32, True),
+    ],
+)
+def test_a_program_is_known_to_multiply_float32(module: torch.nn.Module, dtype: torch.dtype, found: bool) -> None:
+    program = torch.export.export(module.eval(), (torch.ones(4, 4, dtype=dtype),))
+    assert multiplies_float32(program.graph_module) is found
+
+
+@pytest.mark.parametrize(
+    ("kernels", "found"),
+    [
+        (("cuda:sm_100", "cuda:sm_100f"), "cuda:sm_100f"),
+        (("cuda:sm_100f", "cuda:sm_100a"), "cuda:sm_100a"),
+        (("cuda:sm_100",), "cuda:sm_100"),
+    ],
+)
+def test_an_artifact_is_for_what_its_narrowest_kernel_is_for(
+    monkeypatch: pytest.MonkeyPatch, kernels: tuple[str, ...], found: str
+) -> None:
+    gpu = a_profile(capability="cuda:sm_100", device=a_device())
+    monkeypatch.setattr(host, "read_cubin", lambda path: SimpleNamespace(capability=Capability(str(path.name))))
+    assert capability_of(gpu, [Path(kernel) for kernel in kernels]) == found

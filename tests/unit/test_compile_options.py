@@ -3,7 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from aot.compile.options import captures_graphs, check_options, host_limits, inductor_settings, mode_notes
+from aot.compile.options import (
+    PLANNED_THREADS,
+    captures_graphs,
+    check_options,
+    host_limits,
+    inductor_settings,
+    mode_notes,
+)
 from aot.errors import InvalidSpec
 from aot.schema.recipe import Mode, Recipe, Route
 from tests.builders import a_device, a_profile
@@ -70,7 +77,9 @@ def test_a_lower_profile_holds_its_builder_back() -> None:
 
 
 def test_threads_are_dynamic_unless_the_profile_pins_them() -> None:
-    assert inductor_settings(Recipe(), a_profile())["cpp.dynamic_threads"] is True
+    dynamic = inductor_settings(Recipe(), a_profile())
+    # The plan must not be the builder's number of cores, which would be another on the next worker.
+    assert (dynamic["cpp.dynamic_threads"], dynamic["cpp.threads"]) == (True, PLANNED_THREADS)
     pinned = inductor_settings(Recipe(), a_profile(threads=4))
     assert (pinned["cpp.dynamic_threads"], pinned["cpp.threads"]) == (False, 4)
 
@@ -125,3 +134,10 @@ def test_a_route_that_was_allowed_and_not_tried_is_noted() -> None:
     )
     alone = mode_notes(Recipe(routes=(Route.PACKAGE,)), a_profile())
     assert not any("not tried" in note for note in alone)
+
+
+def test_features_above_a_level_are_no_part_of_march() -> None:
+    amx = a_profile(capability="cpu:x86-64-v4+amx_bf16+amx_int8+amx_tile+avx512_vnni")
+    settings = inductor_settings(Recipe(), amx)
+    assert (settings["cpp.march"], settings["cpp.simdlen"]) == ("x86-64-v4", 512)
+    assert host_limits(amx)["ATEN_CPU_CAPABILITY"] == "avx512"

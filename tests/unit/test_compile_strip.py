@@ -112,3 +112,17 @@ def test_a_state_dict_is_no_program(tmp_path: Path) -> None:
     (tmp_path / "weights.pt2").write_bytes(buffer.getvalue())
     with pytest.raises(InvalidSource):
         strip_program(tmp_path / "weights.pt2", tmp_path / "out.pt2")
+
+
+@pytest.mark.parametrize("content", [b"PK not a program", b"", b"import torch\n"])
+def test_a_file_that_is_no_program_is_refused_without_a_word_of_torchs_own(
+    content: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.pt2").write_bytes(content)
+    with pytest.raises(InvalidSource, match=r"broken\.pt2 is no exported program"):
+        strip_program(tmp_path / "broken.pt2", tmp_path / "stripped.pt2")
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        archive.writestr("hello", "a ZIP archive of something else")
+    with pytest.raises(InvalidSource, match=r"other\.pt2 is no exported program"):
+        strip_program(tmp_path / "other.pt2", tmp_path / "stripped.pt2")
+    assert capfd.readouterr().err == ""

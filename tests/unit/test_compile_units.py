@@ -136,7 +136,7 @@ def test_a_program_that_does_not_run_at_another_size_of_its_range_is_told() -> N
 
 
 def test_frozen_regions_are_refused() -> None:
-    from aot.compile.options import check_recipe
+    from aot.recipes import check_recipe
 
     with pytest.raises(InvalidSpec, match="one block's weights into the code of all"):
         check_recipe(Recipe(freeze=True, regions=Regions.AUTO))

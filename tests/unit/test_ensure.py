@@ -14,6 +14,7 @@ from aot.errors import (
     BuildFailed,
     InvalidInput,
     InvalidSource,
+    InvalidSpec,
     LocalStorageFull,
     MalformedDocument,
     ProfileNotFound,
@@ -25,7 +26,7 @@ from aot.pipeline.source import PackedSource
 from aot.schema.lock import Lock
 from aot.schema.names import Reference
 from aot.schema.project import ModelEntry, decode_project
-from aot.schema.spec import Spec
+from aot.schema.spec import Commit, CommitTeller, Spec
 from aot.schema.wire.builds import BuildView
 from aot.trust import SigningKey, TrustedKeys
 from tests.builders import a_profile
@@ -90,6 +91,7 @@ class Project:
         toml: str = ONE_MODEL,
         *,
         trusted: TrustedKeys | None = None,
+        ci_commit: str | None = None,
         on_target: Callable[[Target], None] = lambda target: None,
     ) -> list[tuple[str, str, str]]:
         targets = ensure_project(
@@ -99,6 +101,7 @@ class Project:
             lock_path=self.lock_path,
             trusted=trusted or self.trusted,
             start=self.start,
+            ci_commit=ci_commit,
             on_target=on_target,
         )
         return [(target.outcome, target.reference, target.profile) for target in targets]
@@ -281,6 +284,22 @@ def test_a_path_that_is_not_there_is_named_before_anything_is_asked(project: Pro
     with pytest.raises(InvalidSource, match=r"model mini: .* does not exist"):
         project.ensure(toml)
     assert project.requests() == []
+
+
+def test_a_recipe_that_no_worker_can_follow_is_told_before_anything_is_packed_or_asked(project: Project) -> None:
+    toml = ONE_MODEL + '[models.recipe]\npurpose = "training"\n'
+    project.requests()
+    with pytest.raises(InvalidSpec, match="model mini: route package compiles for inference only") as refusal:
+        project.ensure(toml)
+    assert 'purpose = "inference"' in refusal.value.hint
+    assert project.requests() == []
+    assert project.started == []
+
+
+def test_what_is_built_says_which_commit_it_comes_from(project: Project) -> None:
+    project.ensure(ci_commit="0123456789abcdef0123456789abcdef01234567")
+    [spec] = project.started
+    assert spec.commit == Commit(revision="0123456789abcdef0123456789abcdef01234567", told_by=CommitTeller.CI)
 
 
 def test_an_unknown_profile_is_named(project: Project) -> None:

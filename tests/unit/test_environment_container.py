@@ -228,3 +228,49 @@ def test_an_environment_survives_its_document():
     assert decode(encode(environment), Environment) == environment
     assert environment.container.python == ".".join(map(str, sys.version_info[:3]))
     assert environment.container.libc is None or environment.container.libc.startswith("2.")
+
+
+def test_a_container_without_glibc_says_musl_where_it_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> str:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "confstr", refuse)
+    assert observe_container(a_host(tmp_path / "other")).libc is None
+    alpine = a_host(tmp_path / "alpine", files={"/lib/ld-musl-x86_64.so.1": b""})
+    assert observe_container(alpine).libc == "musl"
+    monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.36")
+    assert observe_container(alpine).libc == "2.36"
+
+
+def test_a_build_for_rocm_says_which(tmp_path):
+    text = "__version__ = '2.13.0+rocm6.4'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.4.43484'\n"
+    container = observe_container(a_host(tmp_path, packages=site_packages(tmp_path, torch_version=text)))
+    assert (container.torch, container.cuda, container.hip) == ("2.13.0+rocm6.4", None, "6.4.43484")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "abi"),
+    [
+        (b"\0_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcEE\0", True),
+        (b"\0_ZN3c105ErrorC2ENS_14SourceLocationESs\0", False),
+        (b"\0_ZN3c105ErrorC2ENS_14SourceLocationE", None),
+        (b"\0another symbol\0", None),
+        (b"", None),
+        (None, None),
+    ],
+    ids=["new", "old", "cut off", "no such symbol", "empty", "no library"],
+)
+def test_the_abi_of_torch_is_that_of_its_symbols(tmp_path, symbol, abi):
+    packages = site_packages(tmp_path, torch_version=VERSION_CPU)
+    library = tmp_path / "site" / "torch" / "lib" / "libc10.so"
+    library.parent.mkdir()
+    if symbol is not None:
+        library.write_bytes(b"\x7fELF" + bytes(100) + symbol)
+    assert observe_container(a_host(tmp_path, packages=packages)).cxx11_abi is abi
+
+
+@pytest.mark.torch
+def test_the_abi_of_this_torch_is_the_one_that_torch_states():
+    import torch
+
+    assert observe_container().cxx11_abi is torch.compiled_with_cxx11_abi()

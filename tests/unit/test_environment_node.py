@@ -8,6 +8,7 @@ import pytest
 from aot.environment import Host, observe_node
 from aot.environment.cpu import usable_cores
 from aot.schema.capability import Capability
+from aot.schema.environment import NodeFacts, host_cpu
 from tests.hosts import CPUS, a_cpuinfo, a_host
 
 V1_MOUNTS = """\
@@ -177,3 +178,22 @@ def test_cores_are_those_that_the_process_may_keep_busy(tmp_path, files, allowed
 @pytest.mark.parametrize("path", [Path("/"), Path("/proc")])
 def test_a_root_may_be_any_directory(path):
     assert observe_node(Host(root=path)).machine == os.uname().machine
+
+
+@pytest.mark.parametrize(("text", "bits"), [("32\n", 256), ("16\n", 128), ("", None), ("0\n", None), ("wide", None)])
+def test_the_length_of_vectors_is_that_of_a_new_process(tmp_path, text, bits):
+    host = a_host(tmp_path, cpu="graviton3", files={"/proc/sys/abi/sve_default_vector_length": text})
+    assert observe_node(host).sve_bits == bits
+
+
+def test_a_cpu_is_its_level_with_its_features(tmp_path):
+    node = observe_node(a_host(tmp_path / "x86", cpu="sapphire-rapids"))
+    assert (node.cpu, host_cpu(node)) == ("cpu:x86-64-v4", "cpu:x86-64-v4+amx_tile")
+    arm = a_host(tmp_path / "arm", cpu="graviton3", files={"/proc/sys/abi/sve_default_vector_length": "32"})
+    found = host_cpu(observe_node(arm))
+    assert found is not None and found.features >= {"bf16", "i8mm", "sve", "sve_vl256"}
+
+
+def test_a_cpu_without_features_is_its_level_alone():
+    assert host_cpu(NodeFacts()) is None
+    assert host_cpu(NodeFacts(cpu=Capability("cpu:x86-64-v4"))) == "cpu:x86-64-v4"

@@ -23,6 +23,7 @@ KINDS = {
     "manifest": Manifest,
     "manifest-frozen": Manifest,
     "manifest-gpu": Manifest,
+    "manifest-kernel": Manifest,
     "envelope": Envelope,
     "selection": Selection,
     "environment": Environment,
@@ -37,6 +38,8 @@ def test_a_document_is_written_as_it_always_was(path: str) -> None:
 
 def test_no_golden_file_is_left_behind() -> None:
     on_disk = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()}
+    on_disk = {path for path in on_disk if not path[0].isdigit()}  # those of a release: tests/contract
+    on_disk = {path for path in on_disk if not path.startswith("kernels/")}  # compiled: tests.kernels
     assert on_disk - {"aot.toml"} == set(golden_files())
 
 
@@ -134,6 +137,6 @@ def test_aot_toml_names_what_is_wrong(change: tuple[str, str], path: str) -> Non
     assert re.fullmatch(path, caught.value.details["path"])
 
 
-FROZEN_DIGEST = "sha256:0d00dad22286a63fa2f5b1fa4f0688862b4e929172e84a7254400467f23db13f"
+FROZEN_DIGEST = "sha256:866597707bf22107cefc8da9d73448b79547fd30ac4268977eec1c95e06d870d"
 FROZEN_KEY = "sha256:daa8a5d6487403a66099981e4de0fec3219bcb6a6ac4e2cb0965a6df88f40866"
 FROZEN_GPU_KEY = "sha256:bf8320903dadd19da2a005ed78d174e20a94b0e2856c2dd908c51c7bbd718dfb"

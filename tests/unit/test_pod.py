@@ -1,7 +1,8 @@
 """The pod's door: whatever goes wrong on the way, the model runs, and says why it does not run compiled."""
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from aot.errors import (
     TagNotFound,
     Unauthenticated,
 )
+from aot.pause import NEVER
 from aot.runtime import pod
 from aot.runtime.compiled import CompiledModel, Fallback
+from aot.runtime.later import Task
 from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.lock import Lock, LockEntry, encode_lock
@@ -93,7 +96,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 
 @pytest.fixture
 def config(simulator: RegistrySimulator, loads: Loads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(pod, "open_client", lambda *_, **__: simulator.client())
+    monkeypatch.setattr("aot.client.connect.open_client", lambda *_, **__: simulator.client())
     monkeypatch.setattr(pod, "observe_environment", an_environment)
     return Config(
         cache_dir=tmp_path / "cache",
@@ -131,6 +134,42 @@ def test_what_fits_is_fetched_verified_and_loaded(simulator: RegistrySimulator, 
     digest = simulator.add(a_manifest())
     model = load(config)
     assert (model.bundle, loads.bundles, loads.content) == (digest, [digest], [b"\x7fELF library"])
+
+
+def test_full_collections_wait_while_it_loads_and_not_while_it_fetches(
+    simulator: RegistrySimulator, config: Config, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, int] = {}
+
+    def noting(name: str) -> None:
+        original = getattr(pod, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            found[name] = gc.get_threshold()[2]
+            return original(*args, **options)
+
+        monkeypatch.setattr(pod, name, noted)
+
+    for name in ("resolve", "ensure_blobs", "load_artifacts"):
+        noting(name)
+    simulator.add(a_manifest())
+    before = gc.get_threshold()
+    load(config)
+    assert found == {"resolve": NEVER, "ensure_blobs": before[2], "load_artifacts": NEVER}
+    assert gc.get_threshold() == before
+
+
+def test_a_node_that_holds_what_is_pinned_opens_no_client(
+    simulator: RegistrySimulator, config: Config, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = simulator.add(a_manifest())
+    load(config)
+
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("a client was opened")
+
+    monkeypatch.setattr("aot.client.connect.open_client", opened)
+    assert load(config, f"mini@{digest}").bundle == digest
 
 
 def test_the_view_shows_the_verified_bytes_after_a_blob_was_damaged_in_place(
@@ -348,39 +387,36 @@ def test_where_nothing_fits_what_was_refused_is_among_the_reasons(simulator: Reg
 # Afterwards
 
 
+@dataclass
 class AtOnce:
-    """A timer that waits no longer than until it is started; `held`: until it is told to."""
+    """Runs what is left for later at once; `held`: when it is told to."""
 
-    held = False
-    waiting: list[Callable[[], None]]
+    held: bool = False
+    waiting: list[Task] = field(default_factory=list)
 
-    def __init__(self, seconds: float, function: Callable[[], None]) -> None:
-        self._function = function
-        self.daemon = False
-
-    def start(self) -> None:
-        assert self.daemon, "it must not keep the process"
-        if self.held:
-            self.waiting.append(self._function)
-        else:
-            self._function()
+    def __call__(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            if self.held:
+                self.waiting.append(task)
+            else:
+                task.run()
 
 
 @pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> type[AtOnce]:
-    kind = type("Timer", (AtOnce,), {"waiting": []})
-    monkeypatch.setattr(pod.threading, "Timer", kind)
-    return kind
+def timer(monkeypatch: pytest.MonkeyPatch) -> AtOnce:
+    timer = AtOnce()
+    monkeypatch.setattr(pod, "run_later", timer)
+    return timer
 
 
 @pytest.fixture
-def receipts(config: Config, timer: type[AtOnce]) -> Config:
+def receipts(config: Config, timer: AtOnce) -> Config:
     """The same configuration, with receipts that are sent at once."""
     return replace(config, receipts=True)
 
 
 def test_a_load_that_fetched_makes_room_again_after_it_and_keeps_what_it_loaded(
-    simulator: RegistrySimulator, config: Config, timer: type[AtOnce]
+    simulator: RegistrySimulator, config: Config, timer: AtOnce
 ) -> None:
     cache = LocalCache(config.cache_dir)
     older = Blob(digest=Digest.of(b"another model"), size_bytes=13)
@@ -390,13 +426,14 @@ def test_a_load_that_fetched_makes_room_again_after_it_and_keeps_what_it_loaded(
     assert load(replace(config, cache_bytes=1)).bundle is not None
     assert cache.path_of(older.digest) is not None, "nothing is removed in the way of the first output"
     [task] = timer.waiting
-    task()
+    assert not task.at_exit, "a process that ends leaves it to the next one"
+    task.run()
     assert cache.path_of(older.digest) is None
     assert cache.path_of(a_file().digest) is not None
 
 
 def test_a_load_that_fetched_nothing_does_not_look_for_what_to_remove(
-    simulator: RegistrySimulator, config: Config, timer: type[AtOnce]
+    simulator: RegistrySimulator, config: Config, timer: AtOnce
 ) -> None:
     simulator.add(a_manifest())
     load(config)
@@ -415,6 +452,17 @@ def test_a_receipt_tells_of_the_load(simulator: RegistrySimulator, receipts: Con
     assert (receipt.reference, receipt.bundle, receipt.stale_tag) == (a_reference(), digest, False)
     assert receipt.environment == an_environment()
     assert receipt.load_seconds > 0
+
+
+def test_a_receipt_is_not_lost_where_the_process_ends_first(
+    simulator: RegistrySimulator, receipts: Config, timer: AtOnce
+) -> None:
+    simulator.add(a_manifest())
+    timer.held = True
+    load(receipts)
+    assert [task.at_exit for task in timer.waiting] == [False, True]
+    timer.waiting[1].run()
+    assert len(simulator.receipts) == 1
 
 
 def test_a_load_that_ends_eagerly_is_told_as_well(simulator: RegistrySimulator, receipts: Config) -> None:

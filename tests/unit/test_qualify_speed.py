@@ -38,7 +38,8 @@ def test_the_faster_one_wins() -> None:
     assert found.winner is Winner.COMPILED
 
 
-def test_calls_alternate_and_each_begins_half_of_the_pairs() -> None:
+def test_calls_alternate_and_each_begins_half_of_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.qualify.throughput.SHARE", 0.0)
     log: list[str] = []
     measure({}, sleeping(0.001, log, "e"), sleeping(0.001, log, "c"), device=CPU, seconds=0.05)
     measured = "".join(log[2 + 2 * speed.WARM_CALLS : -2])

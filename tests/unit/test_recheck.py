@@ -1,12 +1,16 @@
 """Facts and host guards of a pushed bundle are its files', not its uploader's word."""
 
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from aot.compile.options import cpu_capability
 from aot.errors import QualificationFailed
+from aot.facts.kernels import read_code_facts
 from aot.pipeline.recheck import refuse_false_facts
-from aot.schema.artifact import Artifact
+from aot.schema.artifact import Artifact, KernelFacts
 from aot.schema.capability import Capability
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
@@ -24,6 +28,7 @@ from tests.builders import (
     host_guards,
 )
 from tests.elf_files import an_elf_file
+from tests.kernels import GOLDEN
 
 PYTHON = HostGuard(kind="python", value="3.11")
 
@@ -50,7 +55,7 @@ def on_gpu(*, cubin: bytes, says: str) -> Manifest:
     profile = a_gpu_profile()
     base = a_readable_artifact()
     own = {guard.kind: guard.value for guard in (*host_guards(says, torch=profile.toolchain.torch), PYTHON)}
-    own |= {"cuda": "13.0", "driver": "580.65.06", "sku": "NVIDIA H100 80GB HBM3"}
+    own |= {"cuda": "13.0", "driver": "580.65.06", "sku": "NVIDIA H100 80GB HBM3", "cpu": cpu_capability(profile)}
     artifact = a_readable_artifact(
         capability=says,
         files=(*base.files, a_file("cubin/k.cubin", cubin)),
@@ -107,3 +112,66 @@ def test_kernels_say_which_cards_they_are_for(tmp_path: Path) -> None:
         check(on_gpu(cubin=a_cubin(90, specific=True), says="cuda:sm_90"), tmp_path)
     with pytest.raises(QualificationFailed, match=Capability("cuda:sm_100")):
         check(on_gpu(cubin=a_cubin(100), says="cuda:sm_90"), tmp_path)
+
+
+def with_kernels(**deviations) -> Manifest:
+    """A bundle of a kernel for sm_90a, and what its bytes say of it unless a deviation says otherwise."""
+    name = "add-sm_90.cubin"
+    facts = {
+        "name": "add_kernel",
+        "path": f"cubin/{name}",
+        "capability": Capability("cuda:sm_90a"),
+        "size_bytes": 640,
+        "registers": 16,
+        "shared_bytes": 0,
+        "spill_bytes": 0,
+    }
+    manifest = on_gpu(cubin=(GOLDEN / name).read_bytes(), says="cuda:sm_90a")
+    artifact = manifest.artifacts[0]
+    files = tuple(
+        msgspec.structs.replace(file, path=facts["path"]) if file.path == "cubin/k.cubin" else file
+        for file in artifact.files
+    )
+    binaries = (KernelFacts(**(facts | deviations)),)
+    return msgspec.structs.replace(
+        manifest, artifacts=(msgspec.structs.replace(artifact, files=files, binaries=binaries),)
+    )
+
+
+def differences(manifest: Manifest, place: Path) -> list[str]:
+    with pytest.raises(QualificationFailed) as caught:
+        check(manifest, place)
+    return caught.value.details["differences"]
+
+
+def test_what_is_said_of_kernels_is_what_their_bytes_say(tmp_path: Path) -> None:
+    check(with_kernels(), tmp_path)
+    wrong = "artifact 0: it says of its kernels what its files do not say: add_kernel"
+    for deviation in ({"registers": 8}, {"spill_bytes": None}, {"capability": Capability("cuda:sm_90")}):
+        assert differences(with_kernels(**deviation), tmp_path) == [wrong]
+    assert differences(with_kernels(name="mul_kernel"), tmp_path) == [f"{wrong}, mul_kernel"]
+
+
+def test_what_is_said_of_code_is_what_the_library_says(tmp_path: Path) -> None:
+    library = an_elf_file(
+        needed=an_elf().needed, asked={"libc.so.6": ("GLIBC_2.34",), "libstdc++.so.6": ("GLIBCXX_3.4.30",)}
+    )
+    (tmp_path / "library.so").write_bytes(library)
+    said = read_code_facts(tmp_path / "library.so")
+    check(a_manifest(artifacts=(a_readable_artifact(code=said),)), tmp_path)
+    raised = msgspec.structs.replace(said, level="x86-64-v2")
+    (difference,) = differences(a_manifest(artifacts=(a_readable_artifact(code=raised),)), tmp_path)
+    assert "it says its code is" in difference
+
+
+def test_code_above_its_level_is_refused_by_instruction(tmp_path: Path) -> None:
+    source, library = tmp_path / "kernel.s", tmp_path / "kernel.so"
+    source.write_text(
+        ".globl kernel\n.type kernel,@function\nkernel:\nvpxord %zmm16, %zmm16, %zmm16\nret\n.size kernel,.-kernel\n"
+    )
+    subprocess.run(["gcc", "-shared", "-nostdlib", str(source), "-o", str(library)], check=True)
+    artifact = a_readable_artifact(files=(a_file(content=library.read_bytes()),))
+    with pytest.raises(QualificationFailed) as caught:
+        check(a_manifest(artifacts=(artifact,)), tmp_path)
+    (line,) = [line for line in caught.value.details["differences"] if "its code is not for cpu:x86-64-v3" in line]
+    assert line.endswith("kernel+0x0: vpxord zmm16,zmm16,zmm16 (avx512f)")

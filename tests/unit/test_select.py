@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from aot.rules import RULES, Order
+from aot.rules import FRESH_PROCESS
 from aot.schema.capability import Capability
-from aot.schema.decision import Accepted, Rejected, Undecided
+from aot.schema.decision import Accepted, Level, Rejected, Undecided
 from aot.schema.digest import Digest
 from aot.schema.environment import Environment
 from aot.schema.guard import HostGuard
-from aot.select import Policy, describe_coverage, select, verdict_on
+from aot.select import Policy, describe_coverage, particularity, select, verdict_on
 from tests.builders import (
     a_container,
     a_gpu,
@@ -19,6 +19,7 @@ from tests.builders import (
     a_node,
     a_profile,
     a_spec,
+    altered,
     an_artifact,
     an_environment,
     an_exact_coverage,
@@ -212,11 +213,89 @@ def test_what_only_an_unseen_fact_tells_apart_is_an_alternative_to_the_undecided
     assert (twice.bundle, twice.alternatives) == (ONE, ()), "equal, and each would do"
 
 
-def test_every_rule_says_why_and_declares_its_order() -> None:
-    for rule in RULES.values():
-        assert rule.check.__doc__
-        assert rule.check.__doc__.lower().startswith(str(rule.order)) or rule.kind == "cuda"
-    assert {RULES["libc"].order, RULES["torch"].order, RULES["sku"].order} == set(Order)
+def test_of_two_undecided_bundles_that_hang_on_the_same_facts_one_is_enough() -> None:
+    blind, policy = host(torch=None), Policy(undecided=True)
+    one, stricter = a_manifest(), a_manifest(artifacts=(an_artifact(), with_guard(kind="driver", value="550.0")))
+    assert select([(ONE, one), (TWO, one)], blind, policy=policy).alternatives == ()
+    also = a_manifest(artifacts=(with_guard(kind="driver", value="550.0"),))
+    assert select([(ONE, one), (TWO, also)], blind, policy=policy).alternatives == (), "asks for more than the first"
+    assert select([(TWO, also), (ONE, one)], blind, policy=policy).alternatives == (ONE,)
+    assert select([(TWO, stricter), (ONE, one)], blind, policy=policy).alternatives == (ONE,)
+
+
+def with_guard(**guard: str) -> Any:
+    return an_artifact(host_guards=(*host_guards(), HostGuard(**guard)))
+
+
+def test_arch_specific_code_is_chosen_before_code_for_every_later_card() -> None:
+    bundles = [(ONE, bundle_for("cuda:sm_80")), (TWO, bundle_for("cuda:sm_86"))]
+    on_a10 = gpu_host(gpus=(a_gpu(capability=Capability("cuda:sm_86"), sku="NVIDIA A10"),))
+    assert select(bundles, on_a10).bundle == TWO
+    exact = [(ONE, bundle_for("cuda:sm_90")), (TWO, bundle_for("cuda:sm_90a"))]
+    assert select(exact, gpu_host()).bundle == TWO
+
+
+def bundle_for(capability: str) -> Any:
+    guards = tuple(guard for guard in GPU_GUARDS if guard.kind not in ("sku", "capability"))
+    artifact = an_artifact(capability=capability, host_guards=(*guards, HostGuard(kind="capability", value=capability)))
+    return a_manifest(profile=a_gpu_profile(capability=capability), artifacts=(artifact,))
+
+
+def test_rules_about_a_card_hold_for_one_and_the_same_card() -> None:
+    small = a_gpu(memory_bytes=4 << 30)
+    large = a_gpu(capability=Capability("cuda:sm_80"), sku="NVIDIA A100-SXM4-80GB")
+    verdict = verdict_on(gpu_artifact(), gpu_host(gpus=(small, large)))
+    assert isinstance(verdict, Rejected)
+    assert kinds(verdict) == ["memory"], "the reasons are those of the card that comes nearest"
+    assert verdict.devices == (0, 1)
+    assert verdict_on(gpu_artifact(), gpu_host(gpus=(small, large, a_gpu()))) == Accepted(devices=(2,))
+
+
+def test_a_card_that_suits_better_is_taken_before_one_that_suits() -> None:
+    other = a_gpu(sku="NVIDIA H200", memory_bytes=141 << 30)
+    assert verdict_on(gpu_artifact(), gpu_host(gpus=(other, a_gpu(), a_gpu()))) == Accepted(devices=(1, 2))
+
+
+def test_an_artifact_for_a_cpu_does_not_ask_which_card() -> None:
+    assert verdict_on(an_artifact(), host(gpus=(a_gpu(), a_gpu(sku="NVIDIA H200")))) == Accepted()
+
+
+def test_verdicts_have_names_for_tables() -> None:
+    other = gpu_host(gpus=(a_gpu(sku="NVIDIA H200"),))
+    verdicts = [
+        verdict_on(gpu_artifact(), gpu_host()),
+        verdict_on(gpu_artifact(), other),
+        verdict_on(gpu_artifact(), gpu_host(driver=None)),
+        verdict_on(gpu_artifact(), gpu_host(driver="470.10")),
+    ]
+    assert [verdict.level for verdict in verdicts] == list(Level)
+    assert list(Level) == ["fits", "fits, tuned elsewhere", "undecided", "rejected"]
+
+
+@pytest.mark.parametrize(
+    ("deviation", "lacks"),
+    [
+        ({"host_guards": tuple(guard for guard in GPU_GUARDS if guard.kind != "driver")}, ["driver"]),
+        ({"host_guards": tuple(guard for guard in GPU_GUARDS if guard.kind != "libstdcxx")}, ["libstdcxx"]),
+        ({"facts": {"threads": "4"}}, ["threads"]),
+        ({"facts": {"cooperative_kernels": "true"}}, ["sm_floor"]),
+        (
+            {"host_guards": (*GPU_GUARDS, HostGuard(kind="deterministic", value="false"))},
+            ["cpu", "default_dtype", "matmul_precision"],
+        ),
+    ],
+)
+def test_an_artifact_must_record_what_its_own_facts_say_it_needs(deviation: dict[str, Any], lacks: list[str]) -> None:
+    artifact = an_artifact(**({"capability": "cuda:sm_90", "host_guards": GPU_GUARDS} | deviation))
+    verdict = verdict_on(artifact, altered(gpu_host(), process=FRESH_PROCESS))
+    assert isinstance(verdict, Rejected)
+    assert kinds(verdict) == lacks
+
+
+def test_whoever_takes_only_what_was_tuned_here_must_be_told_where_that_was() -> None:
+    artifact = an_artifact(capability="cuda:sm_90", host_guards=tuple(one for one in GPU_GUARDS if one.kind != "sku"))
+    assert verdict_on(artifact, gpu_host()) == Accepted()
+    assert kinds(verdict_on(artifact, gpu_host(), policy=Policy(tuned_elsewhere=False))) == ["sku"]
 
 
 def test_a_coverage_reads_well() -> None:
@@ -226,3 +305,18 @@ def test_a_coverage_reads_well() -> None:
 
 def _typed(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: Capability(value) if name == "cpu" else value for name, value in facts.items()}
+
+
+def test_what_covers_more_is_the_more_particular() -> None:
+    targets = {
+        "cpu:x86-64": ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4+amx_int8"],
+        "cpu:armv8-a": ["cpu:armv8.2-a", "cpu:armv9-a"],
+        "cuda:compute_80": ["cuda:sm_80", "cuda:sm_86"],
+        "cuda:sm_90": ["cuda:sm_90a"],
+        "cuda:sm_100": ["cuda:sm_100f", "cuda:sm_100a"],
+        "rocm:gfx9-4-generic": ["rocm:gfx942", "rocm:gfx942:xnack-"],
+    }
+    for least, more in targets.items():
+        order = [particularity(Capability.parse(text)) for text in (least, *more)]
+        assert order == sorted(set(order))
+    assert particularity(Capability("cuda:sm_130")) > 0

@@ -8,20 +8,11 @@ from datetime import datetime
 from aot.schema.codec import Document, Response
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
-from aot.schema.manifest import Envelope
 from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.spec import Spec
 from aot.schema.state import BundleState
 from aot.schema.wire.builds import BuildView
-
-
-class SignedManifest(Response, kw_only=True):
-    """A bundle as a client receives it: the manifest's text, and the envelope to verify it with."""
-
-    digest: Digest
-    manifest: str
-    envelope: Envelope
-    tags: tuple[Tag, ...] = ()
+from aot.schema.wire.signed import SignedManifest
 
 
 class ResolveReply(Response, kw_only=True):
@@ -86,6 +77,7 @@ class BundleView(Response, kw_only=True):
     withdrawn_reason: str = ""
     replacement: Digest | None = None
     tags: tuple[Tag, ...] = ()
+    waiting: str = ""  # of a pending bundle: why it has not been proven yet
     speedup: float | None = None  # eager median / compiled median, worst over the coverages; None: not measured
 
 

@@ -1,0 +1,123 @@
+"""x86-64 instructions, decoded by iced-x86, which knows the CPUID feature of every encoding.
+
+Sources: iced-x86's CpuidFeature (after Intel SDM volume 2 and AMD APM volume 3); Linux arch/x86 cpufeatures.h for the
+spelling of /proc/cpuinfo.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import iced_x86 as iced
+
+from aot.facts.decoded import Decoded, Offence, Undecoded
+from aot.facts.functions import Code, Function
+
+# Features whose name in /proc/cpuinfo is not just iced's in small letters.
+_SPELLINGS = {
+    "SSE3": "pni",
+    "LZCNT": "abm",
+    "CMPXCHG16B": "cx16",
+    "SHA": "sha_ni",
+    "CLFSH": "clflush",
+    "PREFETCHW": "3dnowprefetch",
+    "D3NOW": "3dnow",
+    "D3NOWEXT": "3dnowext",
+    "AVX512_IFMA": "avx512ifma",
+    "AVX512_VBMI": "avx512vbmi",
+    "HLE_OR_RTM": "rtm",
+}
+# What every processor in 64-bit mode has, and what older ones execute as something harmless: endbr64, rdssp and
+# pause are encoded as no-operations. tzcnt is an older `rep bsf`, and compilers write it for any level where the
+# operand is known not to be zero (gcc, -mtune=generic), so it says nothing about BMI1.
+_EVERYWHERE = frozenset(
+    (
+        *("INTEL8086", "INTEL8086_ONLY", "INTEL186", "INTEL286", "INTEL386", "INTEL486", "X64", "CPUID", "MSR", "TSC"),
+        *("FPU", "FPU287", "FPU387", "MULTIBYTENOP", "PAUSE", "CET_IBT", "CET_SS", "RDPMC", "SEP"),
+    )
+)
+_KINDS = {value: name for name, value in vars(iced.OpCodeOperandKind).items() if name[:1].isupper()}
+_NAMES = {value: name for name, value in vars(iced.CpuidFeature).items() if name[:1].isupper()}
+_PADDING = frozenset((iced.Mnemonic.NOP, iced.Mnemonic.INT3))
+_WIDTHS = {"MM": 64, "XMM": 128, "YMM": 256, "ZMM": 512}
+
+
+@dataclass(frozen=True)
+class _Needs:
+    features: tuple[str, ...]
+    vector_bits: int
+
+
+@lru_cache(maxsize=8192)
+def _needs(code: int) -> _Needs:
+    """Return what the encoding `code` needs: its CPUID features, and the register state that it works on."""
+    opcode = iced.OpCodeInfo(code)
+    mnemonic = opcode.mnemonic
+    names = [_NAMES[feature] for feature in iced.Instruction.create(code).cpuid_features()]
+    registers = {_KINDS[kind].partition("_")[0].rstrip("P3") for kind in opcode.op_kinds()}
+    bits = max((_WIDTHS.get(register, 0) for register in registers), default=0)
+    features = {_SPELLINGS.get(name, name.lower()) for name in names if name not in _EVERYWHERE}
+    if mnemonic == iced.Mnemonic.TZCNT:
+        features = set()
+    elif mnemonic in (iced.Mnemonic.LAHF, iced.Mnemonic.SAHF):
+        features.add("lahf_lm")
+    # Extensions name themselves alone, and need the registers that they extend.
+    if opcode.encoding == iced.EncodingKind.EVEX:
+        features.add("avx512f")
+    elif opcode.encoding == iced.EncodingKind.VEX and bits:
+        features.add("avx")
+    if any(feature.startswith("amx_") for feature in features):
+        features.add("amx_tile")
+    return _Needs(tuple(sorted(features)), bits)
+
+
+def decode_x86(code: Code) -> Decoded:
+    """Return what the functions of `code` use, each feature once a function."""
+    uses: list[Offence] = []
+    undecoded: list[Undecoded] = []
+    bits = 0
+    unread = sum(len(gap.content) for gap in code.gaps if not _is_padding(gap.content))
+    for function in code.functions:
+        seen: set[str] = set()
+        for instruction in _first_of_each(function):
+            offset = instruction.ip - function.address
+            if instruction.is_invalid:
+                unread += len(function.content) - offset
+                content = function.content[offset : offset + 8]
+                undecoded.append(
+                    Undecoded(function=function.name, offset=offset, address=instruction.ip, content=content)
+                )
+                break
+            needs = _needs(instruction.code)
+            bits = max(bits, needs.vector_bits)
+            for feature in needs.features:
+                if feature not in seen:
+                    seen.add(feature)
+                    uses.append(_use(function, instruction, feature))
+    return Decoded(uses=tuple(uses), undecoded=tuple(undecoded), vector_bits=bits, unread_bytes=unread)
+
+
+def _first_of_each(function: Function) -> Iterator[iced.Instruction]:
+    """Yield the first instruction of each encoding, and the first that cannot be decoded, in order."""
+    known: set[int] = set()
+    for instruction in iced.Decoder(64, function.content, ip=function.address):
+        code = instruction.code
+        if code not in known:
+            known.add(code)
+            yield instruction
+
+
+def _use(function: Function, instruction: iced.Instruction, feature: str) -> Offence:
+    return Offence(
+        function=function.name,
+        offset=instruction.ip - function.address,
+        address=instruction.ip,
+        text=format(instruction, "i"),
+        feature=feature,
+    )
+
+
+def _is_padding(content: bytes) -> bool:
+    if not content.strip(b"\0"):
+        return True
+    return all(instruction.mnemonic in _PADDING for instruction in iced.Decoder(64, content))

@@ -1,0 +1,90 @@
+"""The one rule by which a recipe can be built; every hint names a way that this version has."""
+
+import difflib
+
+from aot.errors import InvalidSpec
+from aot.recipes.options import ALLOWED, is_known, reason_against
+from aot.schema.recipe import Purpose, Recipe, Regions, Route
+
+# `kernel` is that of Triton kernels, whose recipes hold nothing else.
+BUILT_ROUTES = (Route.PACKAGE, Route.KERNEL)
+NO_OTHER_ROUTE = "this version has no other route for it: run it eagerly, or with torch.compile in the pod"
+
+# The default of Recipe.routes allows `cache` after `package`: it is what old documents without the field mean.
+_ACCEPTED = ((Route.PACKAGE,), (Route.PACKAGE, Route.CACHE))
+
+# Variables that would change generated code, or reach around the sandbox, behind the recipe's back.
+RESERVED_VARIABLES: dict[str, str] = {
+    "PATH": "the compiler comes from the profile",
+    "CXX": "the compiler comes from the profile",
+    "CC": "the compiler comes from the profile",
+    "HOME": "the child has a home of its own",
+    "TMPDIR": "the child has a temporary directory of its own",
+    "PWD": "the child has a working directory of its own",
+    "PYTHONPATH": "put the code into the source tree",
+    "PYTHONHOME": "the worker's Python is part of the profile",
+    "PYTHONHASHSEED": "it is fixed, so that equal inputs give equal bytes",
+    "LD_PRELOAD": "it would replace parts of the toolchain",
+    "LD_LIBRARY_PATH": "it would replace parts of the toolchain",
+    "OMP_NUM_THREADS": "the profile pins threads",
+    "ATEN_CPU_CAPABILITY": "the profile decides it",
+    "ONEDNN_MAX_CPU_ISA": "the profile decides it",
+    "MKL_ENABLE_INSTRUCTIONS": "the profile decides it",
+    "TRITON_CACHE_DIR": "caches are private to a build",
+}
+_RESERVED_PREFIXES = ("AOT_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "LD_")
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises InvalidSpec for what the route `package` cannot do, naming what can."""
+    if recipe.purpose is Purpose.TRAINING:
+        raise InvalidSpec(
+            "route package compiles for inference only, the recipe asks for training",
+            hint='set purpose = "inference" for the serving build; ' + NO_OTHER_ROUTE,
+        )
+    _check_routes(recipe.routes)
+    if recipe.freeze and recipe.regions is Regions.AUTO:
+        raise InvalidSpec(
+            "freeze = true with regions = auto would put one block's weights into the code of all of them",
+            hint='set regions = "whole" for a frozen build',
+        )
+    for name in recipe.options:
+        _check_option(name)
+    for name in recipe.environment:
+        _check_variable(name)
+
+
+def route_notes(recipe: Recipe) -> tuple[str, ...]:
+    """What the routes that a recipe allows mean here, for the report."""
+    allowed = [route for route in recipe.routes if route not in BUILT_ROUTES]
+    return tuple(f"route {route} is allowed and was not tried: this version does not build it" for route in allowed)
+
+
+def _check_routes(routes: tuple[Route, ...]) -> None:
+    if routes in _ACCEPTED:
+        return
+    wanted = 'routes = ["package"], or leave routes out'
+    unbuilt = [route for route in routes if route not in BUILT_ROUTES]
+    if unbuilt:
+        raise InvalidSpec(
+            f"the recipe asks for route {unbuilt[0]}, which this version does not build",
+            hint=f"set {wanted}",
+        )
+    found = ", ".join(routes) or "none"
+    raise InvalidSpec(f"wanted the route package and no other, found {found}", hint=f"set {wanted}")
+
+
+def _check_option(name: str) -> None:
+    if reason := reason_against(name):
+        hint = "leave it out of options"
+        if not is_known(name) and (close := difflib.get_close_matches(name, ALLOWED, n=3)):
+            hint = f"did you mean {' or '.join(close)}?"
+        raise InvalidSpec(f"option {name} cannot be set: {reason}", hint=hint)
+
+
+def _check_variable(name: str) -> None:
+    reason = RESERVED_VARIABLES.get(name)
+    if reason is None and name.startswith(_RESERVED_PREFIXES):
+        reason = "settings of the compiler go into the recipe's options, where they are part of the key"
+    if reason:
+        raise InvalidSpec(f"environment variable {name} cannot be set: {reason}", hint="leave it out")

@@ -1,0 +1,96 @@
+"""A proof for a lower level than this host's: run once more on an emulated CPU, and found wanting there."""
+
+from pathlib import Path
+
+import pytest
+
+from aot.emulator import Emulator, NoEmulator, find_emulator
+from aot.environment import observe_node
+from aot.errors import QualificationFailed
+from aot.proof import faults_of
+from aot.qualify import Proof, qualify
+from aot.qualify import emulated as emulation_of
+from aot.sandbox import Bubblewrap, find_sandbox
+from aot.schema.capability import Capability
+from tests.builders import altered
+from tests.integration.handmade import FACTORY, OnDisk, this_profile, write_handmade, write_source
+
+V3 = Capability("cpu:x86-64-v3")
+
+pytestmark = pytest.mark.skipif(
+    isinstance(find_emulator(V3), NoEmulator) or observe_node().cpu != "cpu:x86-64-v4",
+    reason="needs qemu-user and a host above x86-64-v3",
+)
+
+
+def prove(place: Path, *faults: str, level: str = "x86-64-v3", isolated: bool = True, factory: str = FACTORY) -> Proof:
+    profile = this_profile(level)
+    bundle = write_handmade(place, *faults, profile=profile)
+    found = find_sandbox()
+    source: OnDisk = write_source(place / "source", factory)
+    proof = qualify(
+        bundle.directory,
+        source=source,
+        spec=bundle.manifest.spec,
+        profile=profile,
+        scratch=place / "proof",
+        sandbox=found if isolated and isinstance(found, Bubblewrap) else None,
+    )
+    whole = altered(bundle.manifest, qualification=proof.qualification, artifacts=proof.artifacts)
+    assert faults_of(whole) == ()
+    return proof
+
+
+def test_a_bundle_below_this_hosts_level_is_proven_on_an_emulated_cpu_as_well(tmp_path: Path) -> None:
+    whole = prove(tmp_path)
+    proof = whole.qualification
+    emulation = proof.emulation
+    assert proof.host_cpu == "cpu:x86-64-v4"
+    assert emulation is not None
+    assert (emulation.cpu, emulation.model, proof.not_run) == (V3, "Haswell-noTSX (emulated)", "")
+    assert emulation.emulator.startswith("qemu-x86_64 ")
+    # The counting of processes works through the emulator, and finds none.
+    assert (emulation.start.processes, emulation.start.counted_by) == ((), "ptrace")
+    assert emulation.start.compiler_modules == ()
+    tried = {(one.weights, one.variant, one.point["batch"]) for one in emulation.agreements}
+    assert tried == {(one.weights, one.variant, one.point["batch"]) for one in proof.agreements} - {
+        ("seeded", "canary", 1),
+        ("seeded", "canary", 2),
+    }
+    assert all(agreement.agrees for agreement in emulation.agreements)
+    # Speed is the host's, and nothing was left out for want of it there.
+    assert all(artifact.speeds for artifact in whole.artifacts)
+    assert emulation.left_out == ()
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_an_instruction_above_the_level_dies_there_and_is_named(tmp_path: Path, isolated: bool) -> None:
+    with pytest.raises(QualificationFailed) as caught:
+        prove(tmp_path, "AVX512", isolated=isolated)
+    assert caught.value.details["signal"] == "SIGILL"
+    assert "the start (emulated cpu:x86-64-v3) child died of SIGILL" in caught.value.message
+    assert "an instruction that a CPU of cpu:x86-64-v3 has not" in caught.value.hint
+
+
+def test_eager_is_held_to_the_level_where_speed_is_measured(tmp_path: Path) -> None:
+    # The program itself says what it ran on; natively it must not have been AVX-512 either.
+    level = "assert torch.backends.cpu.get_cpu_capability() == 'AVX2', torch.backends.cpu.get_cpu_capability()"
+    prove(tmp_path, factory=FACTORY.replace("self.calls += 1", f"{level}; self.calls += 1"))
+
+
+def test_a_toolchain_that_needs_more_than_the_level_is_said_to(tmp_path: Path) -> None:
+    with pytest.raises(QualificationFailed, match="does not run on a CPU of cpu:x86-64") as caught:
+        prove(tmp_path, level="x86-64")
+    assert caught.value.details["signal"] == "SIGILL"
+
+
+def test_without_an_emulator_the_proof_says_that_nothing_ran_on_the_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(capability: Capability) -> Emulator | NoEmulator:
+        return NoEmulator(f"no {capability} here")
+
+    monkeypatch.setattr(emulation_of, "find_emulator", none)
+    proof = prove(tmp_path).qualification
+    assert (proof.host_cpu, proof.emulation) == ("cpu:x86-64-v4", None)
+    assert proof.not_run == "no cpu:x86-64-v3 here; only the instructions of the code were read"

@@ -1,0 +1,78 @@
+"""Progress of a compile child: phases inside phases, and what tuning tells."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from aot.compile.child import Progress
+from aot.schema.report import Phase
+
+PAUSE = 0.05
+
+
+@dataclass(frozen=True)
+class Choice:
+    name: str
+
+
+def test_a_phase_inside_another_is_told_and_then_the_outer_one_again() -> None:
+    read, write = os.pipe()
+    progress = Progress(write)
+    with progress.phase(Phase.COMPILING, "1 of 2"), progress.phase(Phase.TUNING, "1 of 2; kernel 1"):
+        pass
+    os.close(write)
+    with os.fdopen(read) as told:
+        events = [json.loads(line) for line in told]
+    assert [(event["phase"], event["step"]) for event in events] == [
+        ("compiling", "1 of 2"),
+        ("tuning", "1 of 2; kernel 1"),
+        ("compiling", "1 of 2"),
+    ]
+
+
+def test_seconds_of_a_phase_are_its_own() -> None:
+    progress = Progress(None)
+    with progress.phase(Phase.COMPILING):
+        for _ in range(2):
+            with progress.phase(Phase.TUNING):
+                time.sleep(PAUSE)
+    with progress.phase(Phase.COMPILING):
+        time.sleep(PAUSE)
+    assert progress.seconds["tuning"] >= 2 * PAUSE
+    assert PAUSE <= progress.seconds["compiling"] < 2 * PAUSE
+
+
+@pytest.mark.torch
+def test_each_kernel_is_told_while_it_is_tuned_and_also_after_one_that_failed() -> None:
+    from torch._inductor import select_algorithm
+
+    from aot.compile.torch_inductor import watch_tuning
+
+    told: list[str] = []
+
+    @contextmanager
+    def around(kernel: int, candidates: int) -> Iterator[None]:
+        told.append(f"{kernel} of {candidates} begins")
+        try:
+            yield
+        finally:
+            told.append(f"{kernel} ends")
+
+    one, other = Choice("one"), Choice("other")
+    cache = select_algorithm.get_algorithm_selector_cache()
+    with watch_tuning(around) as tuning:
+        (begin,), (end,) = cache.preprocessing_fns[-1:], cache.feedback_saver_fns
+        begin([one])  # nothing to compare
+        begin([one, other, other])  # fails, so nothing is reported
+        begin([one, other])
+        end({one: 0.002, other: 0.001}, "mm", [], [], None, {})
+        begin([one, other])
+    assert told == ["1 of 3 begins", "1 ends", "2 of 2 begins", "2 ends", "3 of 2 begins", "3 ends"]
+    assert [(kernel.name, kernel.choice, kernel.candidates) for kernel in tuning.kernels] == [("mm", "other", 2)]
+    assert begin not in cache.preprocessing_fns
+    assert cache.feedback_saver_fns == []
