@@ -22,6 +22,9 @@ from benchmarks.models import MODELS, Model
 from benchmarks.service import ROOT, Service, running_service
 from benchmarks.starts import clean_environ, start_child
 
+# Where they are: collecting the whole suite would need its servers.
+GPU_TESTS = ("tests/gpu", "tests/unit/test_environment_nvidia.py")
+
 
 def main() -> int:
     options = _parse()
@@ -46,7 +49,7 @@ def main() -> int:
 
 def run_tests(log: Path) -> str:
     """Run the suite's GPU tests, keep their output, and return pytest's last line."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-q", "tests"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-q", *GPU_TESTS]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     text = (ended.stdout + ended.stderr[-4000:]).replace(str(ROOT), ".").replace(sys.prefix, "PREFIX")
     log.write_text(text)

@@ -98,7 +98,7 @@ def measure(
 
 
 def _spent(built: Built) -> float:
-    return sum(built.report.phases.get(phase, 0.0) for phase in (Phase.EXPORTING, Phase.COMPILING))
+    return sum(built.report.phases.get(phase, 0.0) for phase in (Phase.EXPORTING, Phase.COMPILING, Phase.TUNING))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m registry`: serve, sweep, migrate, keys, token create."""
+"""`python -m registry`: serve, sweep, retain, reindex, fsck, check, migrate, keys, token create."""
 
 import argparse
 import fcntl
@@ -24,18 +24,18 @@ FIRST_TOKEN = "first administrator"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0, 2 for wrong settings, 5 for a service that is away, 130 for Ctrl-C, else 1."""
+    """Return the exit code: 0; 2 wrong settings, 5 a service is away, 6 damage was found, 130 Ctrl-C, 1 anything else."""
     options = _parser().parse_args(arguments)
     try:
         settings = Settings.from_environ()
         _configure_log()
-        options.run(options, settings)
+        code: int | None = options.run(options, settings)
     except AotError as error:
         print(f"{error.message}\n{error.hint}".strip(), file=sys.stderr)
         return 2 if isinstance(error, InvalidConfig) else 5 if isinstance(error, Unavailable) else 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return code or 0
 
 
 def serve(options: argparse.Namespace, settings: Settings) -> None:
@@ -69,19 +69,77 @@ def sweep(options: argparse.Namespace, settings: Settings) -> None:
     import structlog
 
     from registry.deps import build_deps
+    from registry.services.retention import retain as retain_once
     from registry.services.sweep import sweep as sweep_once
 
     deps = build_deps(settings)
     if options.once:
         sweep_once(deps)
+        retain_once(deps)
         return
     log = structlog.get_logger()
+    retain_at = time.monotonic()
     while True:
         try:
             sweep_once(deps)
+            if time.monotonic() >= retain_at:
+                retain_at = time.monotonic() + settings.retain_every.total_seconds()
+                retain_once(deps)
         except Unavailable as error:
             log.warning("sweep-failed", code=error.code, reason=error.message)
         time.sleep(options.every)
+
+
+def retain(options: argparse.Namespace, settings: Settings) -> None:
+    """Remove what has expired, or say what would be removed; JSON on stdout."""
+    from registry.deps import build_deps
+    from registry.services.retention import plan
+    from registry.services.retention import retain as retain_once
+
+    deps = build_deps(settings)
+    _print_json(plan(deps) if options.dry_run else retain_once(deps))
+
+
+def reindex(options: argparse.Namespace, settings: Settings) -> None:
+    """Make the rows again from the object store; the database must be migrated. JSON on stdout."""
+    from aot.trust import TrustedKeys
+    from registry.deps import build_deps
+    from registry.services.reindex import reindex as reindex_once
+
+    _print_json(reindex_once(build_deps(settings), trusted=TrustedKeys.of(options.trust)))
+
+
+def fsck(options: argparse.Namespace, settings: Settings) -> int:
+    """Read and hash everything again; 6 where something is not what it should be. JSON on stdout."""
+    from aot.trust import TrustedKeys
+    from registry.deps import build_deps
+    from registry.services.fsck import fsck as check_all
+
+    checked = check_all(build_deps(settings), trusted=TrustedKeys.of(options.trust))
+    _print_json(checked)
+    return 0 if checked.sound else 6
+
+
+def check(options: argparse.Namespace, settings: Settings) -> int:
+    """Say of everything that the settings name whether it works, and what to set; 1 where something does not."""
+    from registry.services.check import Verdict
+    from registry.services.check import check as check_all
+
+    findings = check_all(settings)
+    if options.json:
+        _print_json(findings)
+    else:
+        for finding in findings:
+            print(f"{finding.verdict:<6}{finding.name}: {finding.found}")
+            if finding.hint:
+                print(f"      -> {finding.hint}")
+    return 1 if any(finding.verdict is Verdict.WRONG for finding in findings) else 0
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
 def migrate(options: argparse.Namespace, settings: Settings) -> None:
@@ -183,6 +241,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--every", type=float, default=5.0, metavar="SECONDS")
     command.add_argument("--once", action="store_true")
     command.set_defaults(run=sweep)
+    command = commands.add_parser("retain", help="remove what has expired; the sweeper does so once a while")
+    command.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    command.set_defaults(run=retain)
+    command = commands.add_parser("reindex", help="make the rows again from the object store; stop `serve` before")
+    command.add_argument("--trust", action="append", default=[], metavar="KEY", help="a retired key that signed")
+    command.set_defaults(run=reindex)
+    command = commands.add_parser("fsck", help="hash every stored blob again, and quarantine what differs")
+    command.add_argument("--trust", action="append", default=[], metavar="KEY", help="a retired key that signed")
+    command.set_defaults(run=fsck)
+    command = commands.add_parser("check", help="say whether database, broker and blob store work, and what to set")
+    command.add_argument("--json", action="store_true")
+    command.set_defaults(run=check)
     command = commands.add_parser("migrate", help="bring the database to this version's schema")
     command.add_argument("--revision", default="head")
     command.set_defaults(run=migrate)

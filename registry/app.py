@@ -50,7 +50,8 @@ def create_app_from(deps: Deps) -> Litestar:
         openapi_config=openapi_config(),
         plugins=[WireSchemas()],
         state=State({"deps": deps}),
-        on_shutdown=[deps.sessions.close],
+        on_startup=[lambda: deps.uses.start(deps.sessions)],
+        on_shutdown=[lambda: deps.uses.stop(deps.sessions), deps.sessions.close],
         logging_config=None,
     )
     describe_wire_types(app)

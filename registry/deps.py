@@ -1,13 +1,15 @@
 """The object graph: everything that handlers and the sweeper use, built once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aot.trust import SigningKey
 from registry.clock import Clock, utc_now
 from registry.db.session import Sessions, open_sessions
 from registry.queue import CeleryQueue, Queue
+from registry.services.uses import Uses
 from registry.settings import Settings
 from registry.storage import BlobStore, open_store
+from registry.storage.records import KeepsRecords, RecordStore
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,11 @@ class Deps:
     settings: Settings
     sessions: Sessions
     store: BlobStore
+    records: RecordStore
     queue: Queue
     signing_keys: tuple[SigningKey, ...]
     clock: Clock = utc_now
+    uses: Uses = field(default_factory=Uses)
 
 
 def build_deps(settings: Settings) -> Deps:
@@ -26,10 +30,13 @@ def build_deps(settings: Settings) -> Deps:
     Raises InvalidConfig, and StorageUnavailable where the blob store does not answer.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    store = open_store(settings.blob_url, data_dir=settings.data_dir, public_url=settings.public_url)
+    assert isinstance(store, KeepsRecords), "every store that a URL can name keeps records"
     return Deps(
         settings=settings,
         sessions=open_sessions(settings.database_url),
-        store=open_store(settings.blob_url, data_dir=settings.data_dir, public_url=settings.public_url),
+        store=store,
+        records=store.records(),
         queue=CeleryQueue(settings.broker_url, data_dir=settings.data_dir),
         signing_keys=tuple(SigningKey.load_or_create(path) for path in settings.signing_keys),
     )

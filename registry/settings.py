@@ -16,6 +16,10 @@
 | AOT_LINK_SECONDS      | 3600                         | a link to a blob works for so long                            |
 | AOT_SEEN_SECONDS      | 30                           | workers register again so often; dead after three times that  |
 | AOT_MAX_BODY_BYTES    | 67108864                     | the largest request, manifests included                       |
+| AOT_KEEP_SECONDS      | 7776000 (90 days)            | an untagged bundle goes so long after its last use            |
+| AOT_KEEP_OUT_SECONDS  | 2592000 (30 days)            | the same for withdrawn and rejected bundles                   |
+| AOT_GRACE_SECONDS     | 86400                        | bytes that nobody needs stay so long, and an hour over links  |
+| AOT_RETAIN_SECONDS    | 3600                         | the sweeper looks for what has expired so often               |
 """
 
 import os
@@ -28,6 +32,8 @@ from typing import Any, Self
 from aot.errors import InvalidConfig
 
 DEFAULT_PORT = 8750
+# A transfer that began before its link expired may go on, and clocks differ.
+LINK_MARGIN = timedelta(hours=1)
 TOKEN_FILE = "token"
 
 
@@ -48,6 +54,10 @@ class Settings:
     link_lives: timedelta
     seen_every: timedelta
     max_body_bytes: int
+    keep: timedelta
+    keep_out: timedelta
+    grace: timedelta
+    retain_every: timedelta
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -75,12 +85,21 @@ class Settings:
             link_lives=read.seconds("AOT_LINK_SECONDS", 3600),
             seen_every=read.seconds("AOT_SEEN_SECONDS", 30),
             max_body_bytes=read.number("AOT_MAX_BODY_BYTES", 64 << 20, int, most=1 << 40),
+            keep=read.seconds("AOT_KEEP_SECONDS", 90 * 86400),
+            keep_out=read.seconds("AOT_KEEP_OUT_SECONDS", 30 * 86400),
+            grace=read.seconds("AOT_GRACE_SECONDS", 86400),
+            retain_every=read.seconds("AOT_RETAIN_SECONDS", 3600),
         )
 
     @property
     def worker_lives(self) -> timedelta:
         """A worker is live while it was seen within this."""
         return 3 * self.seen_every
+
+    @property
+    def grace_of_blobs(self) -> timedelta:
+        """How long bytes outlive the last moment at which a link to them may have been handed out."""
+        return max(self.grace, self.link_lives + LINK_MARGIN)
 
     @property
     def embedded(self) -> bool:

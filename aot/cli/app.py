@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from aot.cli.build_commands import add_builds
+from aot.cli.explain_commands import add_verdicts
 from aot.cli.kernel_commands import add_kernels
 from aot.cli.kernel_search import add_kernel_search
 from aot.cli.options import After, AsBundle, HostOption, Json, Limit, LockOption, Tags, Weights
@@ -23,7 +24,16 @@ def create_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for add in (_add_service, add_builds, add_kernels, _add_bundles, add_kernel_search, _add_directories, _add_pod):
+    for add in (
+        _add_service,
+        add_builds,
+        add_kernels,
+        _add_bundles,
+        add_kernel_search,
+        _add_directories,
+        _add_pod,
+        add_verdicts,
+    ):
         add(app)
     return app
 
@@ -184,6 +194,7 @@ def _add_pod(app: typer.Typer) -> None:
         """Fetch what fits this node, for one reference or for every entry of a lock."""
         from aot.cli import pod
         from aot.cli.exits import Exit
+        from aot.cli.host import read_host
         from aot.cli.output import emit, say
         from aot.runtime.pod import pull as run
 
@@ -191,25 +202,13 @@ def _add_pod(app: typer.Typer) -> None:
             stored = pod.pull_bundle(reference, as_bundle, profile=profile, lock=lock, into=into, host=host)
             emit({"bundle": stored.digest, "directory": str(stored.directory)}, [stored.digest], as_json=json)
             return Exit.OK
-        environment = pod.read_host(host)
+        environment = read_host(host) if host is not None else None
         pulled = run(reference, lock=lock, into=into, environment=environment, same_container=same_container)
         emit(pulled, pod.pulled_lines(pulled), as_json=json)
         for one in pulled:
             for reason in () if one.bundle else one.selection.reasons:
                 say(f"  {reason}")
         return Exit.OK if all(one.bundle for one in pulled) else Exit.NOTHING_FITS
-
-    @app.command()
-    def explain(reference: str, lock: LockOption = None, host: HostOption = None, json: Json = False) -> int:
-        """Say of every artifact whether it fits this host, and why not."""
-        from aot.cli import pod
-        from aot.cli.exits import Exit
-        from aot.cli.output import emit
-        from aot.runtime.pod import explain as run
-
-        selection = run(reference, lock=lock, environment=pod.read_host(host))
-        emit(selection, pod.selection_lines(selection), as_json=json)
-        return Exit.OK if selection.bundle else Exit.NOTHING_FITS
 
     @app.command()
     def doctor(json: Json = False) -> None:

@@ -6,8 +6,10 @@ from aot.config import Config
 from aot.environment import observe_environment
 from aot.errors import InvalidConfig, InvalidInput
 from aot.schema.capability import CPU_X86_LEVELS
-from aot.schema.environment import host_cpu
+from aot.schema.environment import NodeFacts, host_cpu
 from aot.schema.names import Name
+from aot.schema.profile import Profile
+from aot.schema.wire.workers import ProfileView
 from aot.trust import TrustedKeys
 
 
@@ -33,24 +35,38 @@ def trusted_keys(config: Config) -> TrustedKeys:
 
 
 def choose_profile(client: RegistryClient, wanted: str | None) -> Name:
-    """Return the named profile, or the best registered one that this host's CPU covers.
+    """Return the named profile, or the best registered one that fits this host: of its card, else of its CPU.
 
-    Raises InvalidInput where none does.
+    A card's profile is for its exact SKU, since tuning is. Raises InvalidInput where none fits.
     """
     if wanted:
         return Name.parse(wanted)
-    here = host_cpu(observe_environment().node)
-    profiles = [view for view in client.list_profiles().profiles if view.profile.capability.family == "cpu"]
-    fitting = [view for view in profiles if here is not None and here.runs(view.profile.capability)]
+    node = observe_environment().node
+    views = client.list_profiles().profiles
+    fitting = [view for view in views if _fits(view.profile, node)]
     if not fitting:
-        names = ", ".join(view.profile.name for view in profiles) or "none"
+        names = ", ".join(view.profile.name for view in views) or "none"
+        here = ", ".join(str(one) for one in (*_skus(node), host_cpu(node)) if one) or "an unknown CPU"
         raise InvalidInput(
-            f"no registered profile fits this host ({here or 'unknown CPU'}); registered: {names}",
+            f"no registered profile fits this host ({here}); registered: {names}",
             hint="start a worker, or name a profile with --profile",
         )
-    best = max(fitting, key=lambda view: (view.live_workers > 0, _level(view.profile.capability.level)))
-    return best.profile.name
+    return max(fitting, key=_preference).profile.name
 
 
-def _level(target: str) -> int:
-    return CPU_X86_LEVELS.index(target) if target in CPU_X86_LEVELS else -1
+def _fits(profile: Profile, node: NodeFacts) -> bool:
+    if profile.device is not None:
+        return profile.device.sku in _skus(node)
+    cpu = host_cpu(node)
+    return profile.capability.family == "cpu" and cpu is not None and cpu.runs(profile.capability)
+
+
+def _skus(node: NodeFacts) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(gpu.sku for gpu in node.gpus or ()))
+
+
+def _preference(view: ProfileView) -> tuple[bool, bool, int]:
+    """Profiles that a worker serves now first, then cards, then the higher CPU level."""
+    level = view.profile.capability.level
+    rank = CPU_X86_LEVELS.index(level) if level in CPU_X86_LEVELS else -1
+    return view.live_workers > 0, view.profile.device is not None, rank

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from aot.bundle import write_bundle
 from aot.cli.builds import connected
+from aot.cli.context import read_config
 from aot.cli.here import teller
 from aot.cli.output import say
 from aot.errors import InvalidInput
@@ -22,6 +25,7 @@ from aot.schema.names import Reference
 from aot.schema.profile import Profile
 from aot.schema.spec import KernelSignature
 from aot.schema.wire.bundles import PublishReply
+from aot.source import find_commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +136,9 @@ def lines(built: Sequence[Built]) -> list[str]:
 
 def _compile(request: Request, profile: Profile, packed: PackedSource, *, scratch: Path) -> Staged:
     sandbox = find_sandbox()
+    spec = kernel_spec(packed, profile, namespace=request.reference.namespace, name=request.reference.name)
     return build_kernels(
-        kernel_spec(packed, profile, namespace=request.reference.namespace, name=request.reference.name),
+        msgspec.structs.replace(spec, commit=find_commit(request.source, ci=read_config().ci_commit)),
         packed,
         profile,
         scratch=scratch / profile.name,

@@ -7,7 +7,10 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 LockOption = Annotated[Path | None, typer.Option("--lock", help="Lock file that pins names to digests.")]
-HostOption = Annotated[Path | None, typer.Option("--host", help="Host file written by `aot doctor --json`.")]
+HostOption = Annotated[
+    str | None,
+    typer.Option("--host", help="File that `aot doctor --json` wrote, or a host: h100-sxm,driver=550,torch=2.12."),
+]
 Source = Annotated[Path, typer.Option(help="Directory of the source tree, or an exported program (.pt2).")]
 Entry = Annotated[str | None, typer.Option(help="module:function in the tree: the factory.")]
 Requirements = Annotated[list[str], typer.Option("--require", help="Exact pin that the factory needs: name==1.2.3.")]

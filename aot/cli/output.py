@@ -1,6 +1,7 @@
 """stdout is data, stderr is talk: nothing else prints."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
@@ -53,6 +54,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (header, *rows)
     ]
+
+
+def terminal_columns() -> int | None:
+    """Return how wide the reader's terminal is, or COLUMNS where it is set; None where stdout is neither."""
+    return shutil.get_terminal_size(fallback=(0, 0)).columns or None
 
 
 def weights_word(*, frozen: bool) -> str:

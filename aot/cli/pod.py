@@ -1,4 +1,4 @@
-"""`aot pull`, `explain`, `doctor`: a node's view."""
+"""`aot pull` and `doctor`: a node's view."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,18 +6,17 @@ from pathlib import Path
 from aot.bundle import StoredBundle
 from aot.cache import LocalCache
 from aot.cli.context import connect, read_config, trusted_keys
-from aot.cli.output import table, weights_word
+from aot.cli.output import table
 from aot.client.connect import open_client
 from aot.config import Config
 from aot.environment import observe_environment
 from aot.environment.problems import Place, describe_problems
 from aot.errors import AotError, InvalidInput
-from aot.nearest import nearest
 from aot.pipeline.fetch import fetch_bundle
 from aot.rules import RULES
 from aot.runtime.pod import Pulled
-from aot.schema.codec import Response, decode
-from aot.schema.decision import Accepted, Decision, Rejected, Selection, Undecided, reasons_of
+from aot.schema.codec import Response
+from aot.schema.decision import Selection, Undecided
 from aot.schema.environment import Environment
 from aot.schema.names import Name, Reference
 from aot.schema.wire.errors import ErrorBody
@@ -31,17 +30,6 @@ class Report(Response, kw_only=True):
     registry: str = ""  # its address and version; empty where none is configured or it cannot be used
 
 
-def read_host(path: Path | None) -> Environment | None:
-    """Return the environment that `aot doctor --json` wrote to a file, or None where none is named."""
-    if path is None:
-        return None
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error}", hint="write it with `aot doctor --json`") from error
-    return decode(content, Report, what="host file").environment
-
-
 def pull_bundle(
     reference: str | None,
     directory: Path,
@@ -49,7 +37,7 @@ def pull_bundle(
     profile: str | None,
     lock: Path | None,
     into: Path | None,
-    host: Path | None,
+    host: str | None,
 ) -> StoredBundle:
     """Write one whole bundle to the new `directory`, to be inspected, verified or carried elsewhere."""
     if reference is None or lock is not None or host is not None:
@@ -95,18 +83,6 @@ def _is_open(selection: Selection) -> bool:
     )
     beyond = any(not fact.startswith("process.") for reason in missing for fact in RULES[reason.kind].facts)
     return selection.undecided and (beyond or bool(selection.alternatives))
-
-
-def selection_lines(selection: Selection) -> list[str]:
-    """Every artifact with its verdict and every reason."""
-    rows = [row for decision in selection.decisions for row in _rows(decision)]
-    lines = table(("bundle", "weights", "region", "coverage", "verdict", "why"), rows)
-    chosen = f"chosen: {selection.bundle}" if selection.bundle else "chosen: none, the model runs eagerly"
-    others = [f"or, as load will decide: {bundle}" for bundle in selection.alternatives]
-    refused = [f"not used: {refusal.bundle}: {refusal.reason}" for refusal in selection.refusals]
-    near = nearest(selection.decisions)[:1] if selection.bundle is None else ()
-    steps = [f"nearest: {one.decision.bundle.short}: {'; '.join(one.steps)}" for one in near]
-    return [*lines, *steps, chosen, *others, *refused]
 
 
 def environment_lines(environment: Environment) -> list[str]:
@@ -159,16 +135,3 @@ def report_lines(report: Report) -> list[str]:
     for problem in report.problems:
         lines += ["", f"problem: {problem.message}", *([f"  try: {problem.hint}"] if problem.hint else [])]
     return lines if report.problems else [*lines, "", "no problem found"]
-
-
-def _rows(decision: Decision) -> list[tuple[str, ...]]:
-    word = decision.verdict.level
-    if isinstance(decision.verdict, Accepted):
-        reasons = [f"note: {note.text}" for note in decision.verdict.notes] or [""]
-    else:
-        reasons = [reason.text for reason in reasons_of(decision.verdict)]
-    if decision.verdict.devices and not isinstance(decision.verdict, Rejected):
-        reasons = [f"card {', '.join(map(str, decision.verdict.devices))} of this host", *filter(None, reasons)]
-    weights = weights_word(frozen=decision.frozen)
-    first = (decision.bundle.short, weights, decision.region or "whole", decision.coverage, word)
-    return [(*(first if not index else ("",) * len(first)), reason) for index, reason in enumerate(reasons)]

@@ -1,7 +1,7 @@
 """Makes the artifacts of one opened program: each region at each point of its coverage."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from aot.compile.shapes import Point, plan_points
 from aot.compile.units import Unit, UnitPlanner
 from aot.errors import BackendFailed, SourceNotExportable
 from aot.facts import read_elf
+from aot.facts.versions import highest
 from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.process import observe_process
@@ -27,6 +28,7 @@ from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.artifact import Artifact, ConstantMeta, Coverage
 from aot.schema.factor import Fingerprint
 from aot.schema.guard import HostGuard
+from aot.schema.profile import Toolchain
 from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase, RegionReport
 from aot.schema.spec import File
@@ -212,20 +214,32 @@ class ArtifactMaker:
         )
 
     def _report(self, regions: tuple[RegionReport, ...], artifacts: tuple[Artifact, ...]) -> CompileReport:
-        toolchain = self._job.profile.toolchain
-        facts = {"torch": toolchain.torch, "compiler": toolchain.compiler, "libc": toolchain.libc}
-        facts |= {name: value for name, value in (("triton", toolchain.triton), ("cuda", toolchain.cuda)) if value}
-        for artifact in artifacts[:1]:
-            facts |= {name: artifact.facts[name] for name in ("march", "simdlen", "isa") if name in artifact.facts}
-            if artifact.elf is not None:
-                facts |= {"libc_floor": artifact.elf.libc_floor or "", "needed": ", ".join(artifact.elf.needed)}
         return CompileReport(
             regions=regions,
-            toolchain=facts,
+            toolchain=toolchain_facts(self._job.profile.toolchain, artifacts),
             phases=dict(self._progress.seconds),
             options={name: str(value) for name, value in sorted(self._settings.items())},
             warnings=tuple(dict.fromkeys((*self._warnings, *self._planner.notes))),
         )
+
+
+def toolchain_facts(toolchain: Toolchain, artifacts: Iterable[Artifact]) -> dict[str, str]:
+    """Return what compiled `artifacts` and what all of them together ask of a host: the highest floors, every library.
+
+    The compiler's path is no part of it: paths of a builder do not leave it in a bundle; the build's log has it.
+    """
+    facts = {"torch": toolchain.torch, "compiler": toolchain.compiler, "libc": toolchain.libc}
+    facts |= {name: value for name, value in (("triton", toolchain.triton), ("cuda", toolchain.cuda)) if value}
+    made = tuple(artifacts)
+    for name in ("march", "simdlen", "isa"):
+        if found := sorted({one.facts[name] for one in made if name in one.facts}):
+            facts[name] = ", ".join(found)
+    elves = [one.elf for one in made if one.elf is not None]
+    if elves:
+        facts["libc_floor"] = highest(filter(None, (elf.libc_floor for elf in elves))) or ""
+        facts["libstdcxx_floor"] = highest(filter(None, (elf.libstdcxx_floor for elf in elves))) or ""
+        facts["needed"] = ", ".join(dict.fromkeys(name for elf in elves for name in elf.needed))
+    return facts
 
 
 def asked_names(library: Path, family: str) -> tuple[str, ...]:

@@ -21,9 +21,6 @@ from aot.schema.codec import decode, encode
 from aot.schema.report import CompileReport, Phase
 from aot.schema.wire.errors import ErrorBody
 
-_CARDS = ("cuda", "rocm")  # torch calls both devices "cuda"
-
-
 def main(job_file: Path, *, events: int | None) -> int:
     """Run the job in `job_file`, telling progress to the descriptor `events`. Exit code 0: there is an outcome."""
     job = decode(job_file.read_bytes(), CompileJob, what="compile job")
@@ -98,8 +95,7 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
         check_options(job.recipe.options, known_options())
         torch.manual_seed(job.seed)
         program = open_job(job)
-        if job.profile.capability.family in _CARDS:
-            program = place_program(program, "cuda")
+        program = place_program(program, job.profile.torch_device)
     return ArtifactMaker(job, program, isa=prepare_compiler(job), progress=progress).make()
 
 

@@ -89,7 +89,9 @@ def program_from(returned: Any, entry: str) -> Program:
 
 
 def place_program(program: Program, device: str) -> Program:
-    """Move the module and every example tensor to `device`; what is there already stays as it is."""
+    """Move the module and every example tensor to `device`, a card or "cpu"; what is there already stays as it is."""
+    if device == "cpu":
+        return program  # where a factory makes things, and where nothing is to be moved away from
     from torch import Tensor
     from torch.utils._pytree import tree_map_only
 

@@ -165,7 +165,11 @@ def run_job(
     should_stop: ShouldStop = lambda: None,
 ) -> Compiled:
     """Run one child to its end, and return what it made. Raises as `compile_source`."""
-    layout.prepare(observe_toolchain().compiler, march=cpu_capability(job.profile).level)
+    observed = observe_toolchain()
+    if job.kind is not JobKind.KERNEL:
+        # For the build's log, which stays with the registry: a bundle names no place of its builder.
+        on_event({"line": f"compiler {observed.compiler} ({observed.toolchain.compiler})"})
+    layout.prepare(observed.compiler, march=cpu_capability(job.profile).level)
     (layout.scratch / "job" / "job.json").write_bytes(encode(job))
     phase = Phase.LOADING
 

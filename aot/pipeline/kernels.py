@@ -5,11 +5,9 @@ The kernels' own way beside `build`: there is nothing to prove them with on this
 
 import tomllib
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import aot
 from aot.bundle import write_bundle
 from aot.bundle.assemble import assemble
 from aot.compile.kernels.run import KERNEL_RECIPE, compile_kernels
@@ -17,14 +15,14 @@ from aot.compile.kernels.signature import check_signatures
 from aot.compile.kernels.targets import target_for
 from aot.compile.toolchain import observe_toolchain
 from aot.errors import InvalidConfig, InvalidSource, InvalidSpec, MalformedDocument
-from aot.pipeline.build import Staged, read_staged
+from aot.pipeline.build import Staged, provenance_of, read_staged
 from aot.pipeline.recheck import refuse_false_facts
 from aot.pipeline.source import PackedSource, open_source
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop
 from aot.schema.codec import Document, convert
 from aot.schema.names import Name, Namespace
 from aot.schema.profile import Profile, kernel_profile_name
-from aot.schema.report import Provenance, Qualification
+from aot.schema.report import Qualification
 from aot.schema.spec import KernelSignature, KernelSource, Limits, Spec
 from aot.source import pack_tree
 
@@ -139,9 +137,7 @@ def build_kernels(
         artifacts=compiled.artifacts,
         qualification=Qualification(),
         compile_report=compiled.report,
-        provenance=Provenance(
-            builder=builder, aot_version=aot.__version__, built_at=datetime.now(UTC).isoformat(timespec="seconds")
-        ),
+        provenance=provenance_of(spec, builder=builder),
     )
     # The source's code ran in the child that wrote this, so what it says is read from the bytes once more.
     refuse_false_facts(manifest, compiled.paths)

@@ -64,12 +64,13 @@ class Proving:
     should_stop: ShouldStop = field(default=lambda: None)
 
     def source_fields(self) -> dict[str, Any]:
-        """Return the fields of a job that name the source."""
+        """Return the fields of a job that name the source, and where its program is to be."""
         return {
             "tree": str(self.source.tree.absolute()) if self.source.tree else "",
             "entry": self.source.entry,
             "program": str(self.source.program.absolute()) if self.source.program else "",
             "weights": tuple(str(path.absolute()) for path in self.source.weights),
+            "device": self.profile.torch_device,
         }
 
     def shown(self) -> tuple[Path, ...]:

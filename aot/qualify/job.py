@@ -59,6 +59,7 @@ class ProofJob(Document, kw_only=True):
     bundle: str = ""
     out: str
     seed: int = 0
+    device: str = "cpu"  # where the program is to be, in torch's words
     seconds: float = 120.0
     memory_bytes: int = 8 << 30
     checked: bool = True

@@ -1,8 +1,8 @@
-"""Opens the source under proof, as the compile child did: the same seed, the same weights. First step of a child."""
+"""Opens the source under proof as the compile child did: the same seed, the same weights, the same device."""
 
 from pathlib import Path
 
-from aot.compile.program import Program, open_factory
+from aot.compile.program import Program, open_factory, place_program
 from aot.qualify.job import ProofJob
 
 
@@ -21,4 +21,4 @@ def open_source(job: ProofJob) -> Program:
         from aot.compile.weights import load_weights
 
         load_weights(program.module, [Path(file) for file in job.weights])
-    return program
+    return place_program(program, job.device)

@@ -126,9 +126,17 @@ def explain(
     What a program sets for itself is taken from `environment`, or from this process where it has imported torch; else
     it is as torch starts.
     """
-    pod = _Pod.open(config or Config.from_environ(), _read_lock(lock))
-    resolved = pod.resolve(Reference.parse(reference))
-    return _select(resolved, with_settings(environment or observe_environment()), policy=Policy(undecided=True))
+    return judge(look_up(reference, lock=lock, config=config), environment or observe_environment())
+
+
+def look_up(reference: str, *, lock: Path | str | None = None, config: Config | None = None) -> Resolved:
+    """Return the verified bundles that `reference` stands for, from the node's cache where the registry is away."""
+    return _Pod.open(config or Config.from_environ(), _read_lock(lock)).resolve(Reference.parse(reference))
+
+
+def judge(resolved: Resolved, environment: Environment) -> Selection:
+    """Return what `explain` does, of bundles that were looked up before."""
+    return _select(resolved, with_settings(environment), policy=Policy(undecided=True))
 
 
 def rebind(model: CompiledModel) -> None:

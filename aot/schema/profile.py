@@ -35,6 +35,11 @@ class Profile(Document, kw_only=True):
     threads: int | None = None
     packages: dict[str, str] = {}  # installed distributions that sources may require, by exact version
 
+    @property
+    def torch_device(self) -> str:
+        """Where programs of this profile live: "cpu" or "cuda", which is torch's word for AMD's cards as well."""
+        return "cpu" if self.capability.family == "cpu" else "cuda"
+
 
 def kernel_profile_name(capability: Capability, triton: str) -> Name:
     """Return the name of the profile that kernels are built for without its card: what decides their code, no more."""

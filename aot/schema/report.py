@@ -21,7 +21,11 @@ class Phase(StrEnum):
 
 
 class RegionReport(Document, kw_only=True):
-    """One compiled region: seconds, sizes in bytes, floating-point operations of one call on the example."""
+    """One compiled region: seconds, sizes in bytes, floating-point operations of one call on the example.
+
+    `graph_breaks` is 0 on the route `package` by construction, not by counting: export takes the whole region as one
+    graph or fails.
+    """
 
     region: str
     instances: int
@@ -40,7 +44,9 @@ class CompileReport(Document, kw_only=True):
     """What the compile child did."""
 
     regions: tuple[RegionReport, ...] = ()
-    toolchain: dict[str, str] = {}  # torch, triton, compiler path and version, march, simdlen, libc floor, NEEDED
+    toolchain: dict[
+        str, str
+    ] = {}  # torch, triton, compiler, march, simdlen; highest floors and NEEDED of all artifacts
     phases: dict[str, float] = {}  # seconds by phase
     options: dict[str, str] = {}  # every inductor option that was set
     warnings: tuple[str, ...] = ()

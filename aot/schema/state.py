@@ -43,7 +43,8 @@ class BundleState(StrEnum):
 class BlobState(StrEnum):
     PENDING = "pending"
     STORED = "stored"
-    CONDEMNED = "condemned"
+    CONDEMNED = "condemned"  # no bundle needs it: deleted after a grace period, unless it is wanted again
+    DELETING = "deleting"  # on its way out of the store: it can come back only by another upload
 
 
 _TRANSITIONS = {

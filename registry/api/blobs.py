@@ -26,6 +26,7 @@ def get_download_links(data: DownloadLinksRequest, digest: str, deps: Deps, call
     bundle = Digest.parse(digest)
     with deps.sessions.reading() as session:
         wanted = lookup.links(bundle, data.digests, by=caller, session=session)
+    deps.uses.note((bundle,), now=deps.clock())
     return LinksReply(links=blobs.download_links(wanted, deps.store, expires_in=deps.settings.link_lives))
 
 

@@ -23,7 +23,7 @@ from registry.api import query
 from registry.api.queue import send
 from registry.api.routing import endpoint
 from registry.deps import Deps
-from registry.services import blobs, bundles, lookup, proof, tags
+from registry.services import blobs, bundles, lookup, proof, records, tags
 from registry.services.tokens import Principal
 
 log = structlog.get_logger()
@@ -90,14 +90,19 @@ def get_bundle(digest: str, deps: Deps, caller: Principal) -> BundleView:
 def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
     """Find what answers each of several specs."""
     with deps.sessions.reading() as session:
-        return lookup.find(data, by=caller, session=session)
+        reply = lookup.find(data, by=caller, session=session)
+    deps.uses.note((target.bundle.digest for target in reply.targets if target.bundle), now=deps.clock())
+    return reply
 
 
 @endpoint("resolve")
 def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal) -> ResolveReply:
     """Resolve a tag or digest to signed manifests."""
     with deps.sessions.reading() as session:
-        return lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session)
+        reply = lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session)
+    if target.startswith("sha256:"):  # what a tag names is pinned by it
+        deps.uses.note((bundle.digest for bundle in reply.bundles), now=deps.clock())
+    return reply
 
 
 @endpoint("tag")
@@ -113,6 +118,7 @@ def move_tag(data: TagRequest, namespace: str, name: str, tag: str, deps: Deps, 
             now=deps.clock(),
             session=session,
         )
+    records.write_soon(deps, view.bundle)
     log.info("tag-moved", reference=view.reference, bundle=view.bundle, profile=view.profile, by=caller.label)
     return view
 
@@ -123,6 +129,7 @@ def withdraw(data: WithdrawRequest, digest: str, deps: Deps, caller: Principal) 
     with deps.sessions.transaction() as session:
         row = bundles.withdraw(Digest.parse(digest), data, by=caller, now=deps.clock(), session=session)
         view = lookup.views_of([row], session)[0]
+    records.write_soon(deps, view.digest)
     log.info("bundle-withdrawn", bundle=digest, by=caller.label, reason=data.reason)
     return view
 

@@ -15,7 +15,7 @@ from aot.schema.wire.builds import (
 from aot.schema.wire.bundles import PublishReply, PublishRequest
 from registry.api.routing import endpoint
 from registry.deps import Deps
-from registry.services import blobs, bundles, claims, proof
+from registry.services import blobs, bundles, claims, proof, records
 from registry.services.tokens import Principal
 
 log = structlog.get_logger()
@@ -104,6 +104,7 @@ def publish(data: PublishRequest, build: str, deps: Deps, caller: Principal) -> 
             now=deps.clock(),
             session=session,
         )
+    records.write_soon(deps, reply.bundle)
     log.info("bundle-published", bundle=reply.bundle, build=build)
     return reply
 

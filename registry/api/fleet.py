@@ -53,6 +53,8 @@ def send_receipt(data: Receipt, deps: Deps, caller: Principal) -> None:
     """Tell how a load went."""
     with deps.sessions.transaction() as session:
         receipts.keep(data, by=caller, now=deps.clock(), session=session)
+    if data.bundle is not None:
+        deps.uses.note((data.bundle,), now=deps.clock())
 
 
 @endpoint("create_token")

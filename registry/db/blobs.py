@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import case, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -37,6 +37,48 @@ def views_of(digests: Iterable[Digest], *, namespace: Namespace, session: Sessio
         )
         found.update({view.digest: (view, blob) for view, blob in rows})
     return found
+
+
+def hold_blobs(digests: Iterable[Digest], *, session: Session) -> tuple[Digest, ...]:
+    """Keep retention off these blobs until the transaction ends, and let the condemned ones live.
+
+    Returns those that are being deleted: their bytes may vanish at any moment. SQLite has one writer anyway; elsewhere
+    the rows are locked, always in the same order.
+    """
+    wanted = sorted(set(digests))
+    deleting: list[Digest] = []
+    for start in range(0, len(wanted), AT_ONCE):
+        some = wanted[start : start + AT_ONCE]
+        found = session.execute(
+            select(BlobRow.digest, BlobRow.state)
+            .where(BlobRow.digest.in_(some))
+            .order_by(BlobRow.digest)
+            .with_for_update()
+        ).all()
+        deleting += [digest for digest, state in found if state is BlobState.DELETING]
+        condemned = [digest for digest, state in found if state is BlobState.CONDEMNED]
+        if condemned:
+            revived = case((BlobRow.stored_at.is_(None), BlobState.PENDING), else_=BlobState.STORED)
+            session.execute(
+                update(BlobRow)
+                .where(BlobRow.digest.in_(condemned), BlobRow.state == BlobState.CONDEMNED)
+                .values(state=revived, condemned_at=None)
+            )
+    return tuple(deleting)
+
+
+def touch_views(digests: Iterable[Digest], *, namespace: Namespace, now: datetime, session: Session) -> None:
+    """Note that the namespace has asked for these uploads now: retention counts from there."""
+    wanted = sorted(set(digests))
+    for start in range(0, len(wanted), AT_ONCE):
+        session.execute(
+            update(NamespaceBlobRow)
+            .where(
+                NamespaceBlobRow.namespace == namespace,
+                NamespaceBlobRow.digest.in_(wanted[start : start + AT_ONCE]),
+            )
+            .values(opened_at=now)
+        )
 
 
 def open_upload(blob: Blob, *, namespace: Namespace, now: datetime, session: Session) -> None:

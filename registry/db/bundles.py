@@ -29,6 +29,7 @@ class Resolved:
     state: BundleState
     withdrawn_reason: str
     replacement: Digest | None
+    damage: str | None
     tags: tuple[Tag, ...]
 
 
@@ -40,11 +41,18 @@ class Listed:
     state: BundleState
     withdrawn_reason: str
     replacement: Digest | None
+    damage: str | None
     blobs: tuple[Blob, ...]
 
 
 def find_bundle(digest: Digest, session: Session) -> BundleRow | None:
     return session.get(BundleRow, digest)
+
+
+def hold_bundle(digest: Digest, session: Session) -> bool:
+    """Keep retention off the bundle until the transaction ends. False where it is gone."""
+    held = select(BundleRow.digest).where(BundleRow.digest == digest).with_for_update(key_share=True, read=True)
+    return session.scalar(held) is not None
 
 
 def insert_bundle(
@@ -83,6 +91,7 @@ def newest_live(asked: Sequence[Asked], session: Session) -> dict[Asked, Digest]
         .where(
             tuple_(BundleRow.namespace, BundleRow.name, BundleRow.build_key).in_(list(asked)),
             BundleRow.state == BundleState.LIVE,
+            BundleRow.damage.is_(None),
         )
         .order_by(BundleRow.published_at, BundleRow.digest)
     )
@@ -122,6 +131,7 @@ def blobs_of(digest: Digest, session: Session) -> Listed | None:
             BundleRow.state,
             BundleRow.withdrawn_reason,
             BundleRow.replacement,
+            BundleRow.damage,
             ArtifactBlobRow.digest,
             ArtifactBlobRow.size_bytes,
         )
@@ -131,9 +141,9 @@ def blobs_of(digest: Digest, session: Session) -> Listed | None:
     ).all()
     if not rows:
         return None
-    sizes = {row[4]: row[5] for row in rows if row[4] is not None}
+    sizes = {row[5]: row[6] for row in rows if row[5] is not None}
     blobs = tuple(Blob(digest=blob, size_bytes=size) for blob, size in sizes.items())
-    return Listed(*rows[0][:4], blobs=blobs)
+    return Listed(*rows[0][:5], blobs=blobs)
 
 
 def search_bundles(
@@ -200,6 +210,7 @@ def _resolving() -> Select[Any]:
         BundleRow.state,
         BundleRow.withdrawn_reason,
         BundleRow.replacement,
+        BundleRow.damage,
         tags.label("tags"),
     )
 

@@ -27,6 +27,17 @@ def at_head(sessions: Sessions) -> bool:
         return MigrationContext.configure(connection).get_current_revision() == wanted
 
 
+def revision_of(sessions: Sessions) -> str | None:
+    """The last migration that the database has had. Raises StorageUnavailable."""
+    with translated(), sessions.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def known_revisions() -> tuple[str, ...]:
+    """Every migration of this version, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions())
+
+
 def configuration() -> Config:
     config = Config()
     # ConfigParser reads "%" as its own.

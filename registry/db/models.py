@@ -21,6 +21,7 @@ from aot.schema.wire.workers import Outcome, Scope
 from registry.db.types import Bytes, Json, Plain, UtcTime, Word
 
 LIVE_BUILD = "state IN ('queued', 'running')"
+UNRECORDED = "recorded_at IS NULL AND state IN ('live', 'withdrawn')"
 
 
 class Row(DeclarativeBase):
@@ -75,6 +76,7 @@ class BlobRow(Row):
     state: Mapped[BlobState] = mapped_column(Word(BlobState))
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     stored_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    condemned_at: Mapped[datetime | None] = mapped_column(UtcTime, index=True)
 
 
 class NamespaceBlobRow(Row):
@@ -172,6 +174,13 @@ class BundleRow(Row):
     __table_args__ = (
         Index("ix_bundles_key", "namespace", "name", "build_key"),
         Index("ix_bundles_created", "created_at", "digest"),
+        Index("ix_bundles_unrecorded", "digest", sqlite_where=text(UNRECORDED), postgresql_where=text(UNRECORDED)),
+        Index(
+            "ix_bundles_damaged",
+            "digest",
+            sqlite_where=text("damage IS NOT NULL"),
+            postgresql_where=text("damage IS NOT NULL"),
+        ),
     )
 
     digest: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
@@ -195,6 +204,9 @@ class BundleRow(Row):
     withdrawn_at: Mapped[datetime | None] = mapped_column(UtcTime)
     withdrawn_reason: Mapped[str] = mapped_column(Plain)
     replacement: Mapped[Digest | None] = mapped_column(Word(Digest))
+    used_at: Mapped[datetime | None] = mapped_column(UtcTime)  # by digest: what a lock pins is seen by its use
+    recorded_at: Mapped[datetime | None] = mapped_column(UtcTime)  # None: the object store has another account
+    damage: Mapped[str | None] = mapped_column(Plain)  # why its bytes cannot be had now
 
 
 class ArtifactRow(Row):
@@ -247,6 +259,14 @@ class TagRow(Row):
     """A movable name. It stands for one bundle a profile, so that one tag serves a fleet."""
 
     __tablename__ = "tags"
+    __table_args__ = (
+        Index(
+            "ix_tags_unrecorded",
+            "bundle",
+            sqlite_where=text("recorded_at IS NULL"),
+            postgresql_where=text("recorded_at IS NULL"),
+        ),
+    )
 
     namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"), primary_key=True)
     name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
@@ -254,6 +274,7 @@ class TagRow(Row):
     profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"), primary_key=True)
     bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), index=True)
     moved_at: Mapped[datetime] = mapped_column(UtcTime)
+    recorded_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class TokenRow(Row):

@@ -34,7 +34,7 @@ def move_tag(place: Place, bundle: Digest, *, expected: Digest | None, now: date
     )
     if expected is not None:
         statement = statement.where(TagRow.bundle == expected)
-    values = statement.values(bundle=bundle, moved_at=now)
+    values = statement.values(bundle=bundle, moved_at=now, recorded_at=None)
     return session.execute(values, execution_options={"synchronize_session": False}).rowcount == 1
 
 

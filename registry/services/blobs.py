@@ -66,7 +66,10 @@ def open_uploads(
 ) -> tuple[Blob, ...]:
     """Return the blobs that `namespace` has to put. Raises InvalidInput for sizes that cannot be."""
     wanted = distinct(blobs)
+    _hold(wanted, session=session)
     rows.ensure_namespace(namespace, now=now, session=session)
+    # Also for what is there already: the caller counts on it from now on.
+    rows.touch_views((blob.digest for blob in wanted), namespace=namespace, now=now, session=session)
     views = rows.views_of((blob.digest for blob in wanted), namespace=namespace, session=session)
     missing = []
     for blob in wanted:
@@ -86,6 +89,8 @@ def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, no
     hashed yet.
     """
     wanted = distinct(blobs)
+    _hold(wanted, session=session)
+    rows.touch_views((blob.digest for blob in wanted), namespace=namespace, now=now, session=session)
     views = rows.views_of((blob.digest for blob in wanted), namespace=namespace, session=session)
     sizes = arrived.sizes
     missing = [blob.digest for blob in wanted if blob.digest not in views or sizes.get(blob.digest) is None]
@@ -145,6 +150,17 @@ def distinct(blobs: Iterable[Blob]) -> tuple[Blob, ...]:
                 hint=f"send each digest with the one size of its bytes, from 0 to {LARGEST_BYTES}",
             )
     return tuple(Blob(digest=digest, size_bytes=size) for digest, size in sizes.items())
+
+
+def _hold(blobs: tuple[Blob, ...], *, session: Session) -> None:
+    """Raises BlobPending: what retention is deleting at this moment can be uploaded right after."""
+    deleting = rows.hold_blobs((blob.digest for blob in blobs), session=session)
+    if deleting:
+        raise BlobPending(
+            f"{len(deleting)} blobs are being deleted, the first {deleting[0]}",
+            hint="send the request again in a few seconds",
+            details={"digests": list(deleting)},
+        )
 
 
 def _require_size(blob: Blob, found: int | None) -> None:

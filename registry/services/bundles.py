@@ -71,7 +71,7 @@ def publish(
     if pushed is not None:
         proof.require_same_artifacts(manifest, decode_manifest(pushed.manifest))
     blobs.confirm(manifest.blobs, namespace=row.namespace, arrived=arrived, now=now, session=session)
-    bundle = _insert(received, state=BundleState.LIVE, envelope=_signed(received, keys), now=now, session=session)
+    bundle = insert(received, state=BundleState.LIVE, envelope=_signed(received, keys), now=now, session=session)
     bundle.build = row.id
     done = {"bundle": received.digest, "report": manifest.compile_report, "finished_at": now}
     if not build_rows.advance_build(row, BuildEvent.PUBLISH, session=session, **done):
@@ -114,7 +114,7 @@ def push(
     if known is not None:
         _reopen(known, session=session)
     else:
-        _insert(received, state=BundleState.PENDING, envelope=None, now=now, session=session)
+        insert(received, state=BundleState.PENDING, envelope=None, now=now, session=session)
     if not build_rows.insert(build, session):
         raise Conflict(f"{received.digest} is being pushed by somebody else", hint="send the request again")
     return Pushed(
@@ -149,6 +149,7 @@ def withdraw(digest: Digest, request: WithdrawRequest, *, by: Principal, now: da
                 hint="name a live bundle of the same model, or none",
             )
     changes = {"withdrawn_at": now, "withdrawn_reason": request.reason, "replacement": request.replacement}
+    changes["recorded_at"] = None
     rows.advance_bundle(row, BundleState.WITHDRAWN, session=session, **changes)
     return row
 
@@ -244,9 +245,10 @@ def _replace(pushed: BundleRow, *, by: Digest, session: Session) -> None:
     )
 
 
-def _insert(
+def insert(
     received: Received, *, state: BundleState, envelope: Envelope | None, now: datetime, session: Session
 ) -> BundleRow:
+    """Add the bundle with the index of its contents. Raises Conflict where it exists."""
     manifest = received.manifest
     row = BundleRow(
         digest=received.digest,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from aot.errors import BlobNotFound, InvalidInput, TagNotFound
+from aot.errors import BlobNotFound, InvalidInput, StorageUnavailable, TagNotFound
 from aot.keys import factors_of, key_of
 from aot.schema.capability import Capability
 from aot.schema.digest import BuildKey, Digest
@@ -65,10 +65,12 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, ses
             raise missing
         usable = {BundleState.LIVE}
         found = rows.resolve_tag(namespace, name, tag, session=session)
-    live = tuple(_manifest_of(bundle) for bundle in found if bundle.state in usable)
+    live = tuple(_manifest_of(bundle) for bundle in found if bundle.state in usable and bundle.damage is None)
     if live:
         return ResolveReply(bundles=live)
     for bundle in found:
+        if bundle.state in usable and bundle.damage is not None:
+            raise _damaged(bundle.digest, bundle.damage)
         if bundle.state is BundleState.WITHDRAWN:
             raise withdrawn(bundle.digest, reason=bundle.withdrawn_reason, replacement=bundle.replacement)
     raise missing
@@ -77,7 +79,8 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, ses
 def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, session: Session) -> tuple[Blob, ...]:
     """The blobs of the bundle to link to: those wanted, or all of them.
 
-    Raises BundleNotFound, BundleWithdrawn, and BlobNotFound for a digest that the bundle does not name.
+    Raises BundleNotFound, BundleWithdrawn, StorageUnavailable for damaged ones, and BlobNotFound for a digest that the
+    bundle does not name.
     """
     listed = rows.blobs_of(digest, session)
     if listed is None:
@@ -86,6 +89,8 @@ def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, session: S
         raise bundle_not_found(digest)
     if listed.state is BundleState.WITHDRAWN:
         raise withdrawn(digest, reason=listed.withdrawn_reason, replacement=listed.replacement)
+    if listed.damage is not None:
+        raise _damaged(digest, listed.damage)
     if not wanted:
         return listed.blobs
     known = {blob.digest: blob for blob in listed.blobs}
@@ -200,7 +205,7 @@ def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
             frozen=row.frozen,
             created_at=row.created_at,
             published_at=row.published_at,
-            withdrawn_reason=row.withdrawn_reason,
+            withdrawn_reason=row.withdrawn_reason or row.damage or "",
             replacement=row.replacement,
             tags=tags.get(row.digest, ()),
             speedup=row.speedup,
@@ -221,6 +226,15 @@ def _parse_digests(target: str) -> tuple[Digest, ...]:
     if len(digests) > MOST_DIGESTS:
         raise InvalidInput(f"wanted at most {MOST_DIGESTS} digests, found {len(digests)}", hint="ask several times")
     return digests
+
+
+def _damaged(digest: Digest, reason: str) -> StorageUnavailable:
+    # Not withdrawn: who holds its bytes may go on using them.
+    return StorageUnavailable(
+        f"the bytes of the bundle {digest} cannot be had: {reason}",
+        hint="upload them again from a cache or build it again; until then it is out of selection",
+        details={"bundle": digest},
+    )
 
 
 def _asked(spec: Spec, key: BuildKey) -> build_rows.Asked:

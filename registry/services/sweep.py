@@ -11,6 +11,7 @@ import structlog
 
 from aot.errors import AotError, BackendFailed
 from aot.keys import queue_for
+from aot.schema.digest import Digest
 from aot.schema.state import BuildEvent
 from aot.schema.wire.builds import Ticket
 from aot.schema.wire.errors import ErrorBody
@@ -20,7 +21,7 @@ from registry.db import fleet as fleet_rows
 from registry.db import tokens as token_rows
 from registry.db.models import BuildRow
 from registry.deps import Deps
-from registry.services import blobs, waiting
+from registry.services import blobs, damage, records, waiting
 from registry.services.builds import reject_pushed
 from registry.services.claims import WAITING_AGAIN
 
@@ -39,6 +40,8 @@ class Swept:
     resent: tuple[str, ...] = ()
     hashed: int = 0
     tokens: int = 0
+    healed: tuple[Digest, ...] = ()
+    recorded: int = 0
 
 
 def sweep(deps: Deps) -> Swept:
@@ -46,9 +49,11 @@ def sweep(deps: Deps) -> Swept:
     expired, exhausted = expire_leases(deps)
     resent = resend_tickets(deps)
     hashed = hash_uploads(deps)
+    healed = damage.heal(deps)
+    recorded = records.write_due(deps)
     with deps.sessions.transaction() as session:
         tokens = token_rows.delete_expired(session, before=deps.clock() - KEEP_TOKENS)
-    swept = Swept(expired, exhausted, resent, hashed, tokens)
+    swept = Swept(expired, exhausted, resent, hashed, tokens, healed, recorded)
     if swept != Swept():
         log.info("swept", expired=expired, exhausted=exhausted, resent=resent, hashed=hashed, tokens=tokens)
     return swept

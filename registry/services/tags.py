@@ -11,8 +11,9 @@ from aot.schema.state import BundleState
 from aot.schema.wire.bundles import TagRequest, TagView
 from aot.schema.wire.workers import Scope
 from registry.db import tags as rows
-from registry.db.bundles import find_bundle
+from registry.db.bundles import find_bundle, hold_bundle
 from registry.db.models import BundleRow
+from registry.db.retention import mark_used
 from registry.services.tokens import Principal
 
 NOWHERE = Digest("sha256:" + "0" * 64)
@@ -58,8 +59,10 @@ def move(
 
 
 def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> None:
-    """Let the tag stand for `bundle`, wherever it stood."""
+    """Let the tag stand for `bundle`, wherever it stood. Raises BundleNotFound where it has expired meanwhile."""
     place = _place(tag, bundle)
+    _hold(bundle, session=session)
+    _leave(place, now=now, session=session)
     if rows.move_tag(place, bundle.digest, expected=None, now=now, session=session):
         return
     if not rows.insert_tag(place, bundle.digest, now=now, session=session):
@@ -92,9 +95,23 @@ def withdrawn(digest: Digest, *, reason: str, replacement: Digest | None) -> Bun
 
 def _moved(tag: Tag, *, bundle: BundleRow, expected: Digest, now: datetime, session: Session) -> bool:
     place = _place(tag, bundle)
+    _hold(bundle, session=session)
     if expected == NOWHERE:
         return rows.insert_tag(place, bundle.digest, now=now, session=session)
+    mark_used((expected,), now=now, session=session)
     return rows.move_tag(place, bundle.digest, expected=expected, now=now, session=session)
+
+
+def _hold(bundle: BundleRow, *, session: Session) -> None:
+    if not hold_bundle(bundle.digest, session):
+        raise BundleNotFound(f"the bundle {bundle.digest} has expired", hint="build it again")
+
+
+def _leave(place: rows.Place, *, now: datetime, session: Session) -> None:
+    """What the tag stood for was in use until now: retention counts from here."""
+    row = rows.find_tag(place, session)
+    if row is not None:
+        mark_used((row.bundle,), now=now, session=session)
 
 
 def _place(tag: Tag, bundle: BundleRow) -> rows.Place:

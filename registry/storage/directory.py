@@ -16,6 +16,7 @@ from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
 from registry.storage.measure import Measure
+from registry.storage.records import DirectoryRecords
 from registry.storage.signing import LinkSigner
 
 INCOMING = "incoming"
@@ -90,6 +91,9 @@ class DirectoryBlobStore:
                     path.unlink()
                     removed += 1
         return removed
+
+    def records(self) -> DirectoryRecords:
+        return DirectoryRecords(self.root / "records")
 
     def _adopt(self, temporary: Path, blob: Blob) -> None:
         final = self._path(blob.digest)

@@ -11,6 +11,7 @@ from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
 from registry.storage.measure import Measure
+from registry.storage.records import MemoryRecords
 from registry.storage.signing import LinkSigner
 
 
@@ -20,6 +21,7 @@ class MemoryBlobStore:
     def __init__(self, signer: LinkSigner) -> None:
         self.signer = signer
         self._contents: dict[Digest, bytes] = {}
+        self._records = MemoryRecords()
 
     def stat(self, digest: Digest) -> int | None:
         content = self._contents.get(digest)
@@ -38,6 +40,9 @@ class MemoryBlobStore:
 
     def delete(self, digest: Digest) -> None:
         self._contents.pop(digest, None)
+
+    def records(self) -> MemoryRecords:
+        return self._records
 
     @contextmanager
     def incoming(self, blob: Blob) -> Iterator[Measure]:

@@ -116,6 +116,21 @@ class S3BlobStore:
         with translated(f"delete {digest} from bucket {self._bucket}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(digest))
 
+    def records(self) -> "S3Records":
+        return S3Records(self._client, bucket=self._bucket, prefix=f"{self._prefix}records/")
+
+    @contextmanager
+    def part_link(self, *, expires_in: timedelta) -> Iterator[str]:
+        """A link to PUT the first part of an upload that is given up when the block ends."""
+        place = {"Bucket": self._bucket, "Key": f"{self._prefix}probe/{secrets.token_hex(8)}"}
+        with translated(f"begin an upload in parts in bucket {self._bucket}"):
+            upload = self._client.create_multipart_upload(**place)["UploadId"]
+        try:
+            yield self._presigned("upload_part", {**place, "UploadId": upload, "PartNumber": 1}, expires_in)
+        finally:
+            with translated(f"give up an upload in parts in bucket {self._bucket}"):
+                self._client.abort_multipart_upload(**place, UploadId=upload)
+
     def probe(self) -> None:
         """Find out whether this store refuses wrong checksums and overwriting, with one object that is removed."""
         key = f"{self._prefix}probe/{secrets.token_hex(8)}"
@@ -149,6 +164,40 @@ class S3BlobStore:
 
     def _key(self, digest: Digest) -> str:
         return f"{self._prefix}sha256/{digest.hex[:2]}/{digest.hex[2:]}"
+
+
+class S3Records:
+    """Records under one prefix of the bucket."""
+
+    def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+
+    def put(self, name: str, content: bytes) -> None:
+        with translated(f"write the record {name} to bucket {self._bucket}"):
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=content)
+
+    def find(self, name: str) -> bytes | None:
+        with translated(f"read the record {name} from bucket {self._bucket}"):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except ClientError as error:
+                if _status(error) == 404:
+                    return None
+                raise
+            return bytes(answer["Body"].read())
+
+    def list(self, prefix: str) -> Iterator[str]:
+        pages = self._client.get_paginator("list_objects_v2")
+        with translated(f"list the records of bucket {self._bucket}"):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for found in page.get("Contents", ()):
+                    yield str(found["Key"]).removeprefix(self._prefix)
+
+    def delete(self, name: str) -> None:
+        with translated(f"delete the record {name} from bucket {self._bucket}"):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ digest where no compiler can be found, pinned by CI and looked at. One service a
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,9 @@ found = {name for name in sys.modules if name.startswith(("torch._dynamo", "torc
 report["compiler_modules"] = sorted(found - started_with)
 print(json.dumps(report))
 """
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+# A small program is called often enough by two threads, where there are two cores.
+THREADS = [1, 2] if len(os.sched_getaffinity(0)) > 1 else [1]
 SUBMITTERS = 8
 
 
@@ -102,7 +106,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     shared_headers().mkdir(parents=True, exist_ok=True)
     (data / "toolchain").symlink_to(shared_headers())
     with an_up(data) as up:
-        environ = {**clean_environ(place), **up.exports}
+        environ = {**clean_environ(place), **up.exports, "GITHUB_SHA": COMMIT}
         clients = [start(environ, place, "submit") for _ in range(SUBMITTERS)]
         submitted = [end(client) for client in clients]
         assert [ran.code for ran in submitted] == [0] * SUBMITTERS, submitted
@@ -182,7 +186,13 @@ def test_it_can_be_looked_at(job: Job) -> None:
     manifest = json.loads(shown["manifest"])
     assert manifest["qualification"]["start"]["processes"] == []
     assert shown["digest"] == job.bundle
+    assert (manifest["provenance"]["commit"], manifest["provenance"]["commit_told_by"]) == (COMMIT, "ci")
+    for speed in manifest["artifacts"][0]["speeds"]:
+        for measured in (speed["eager"], speed["compiled"]):
+            assert [one["threads"] for one in measured["throughput"]] == THREADS
     plain = job.aot("show", "tiny")
+    assert f"from commit {COMMIT} (as CI says; nobody has looked for changes)" in plain.out
+    assert "; 1 thread " in plain.out and " calls/s, eager " in plain.out
     assert plain.code == 0 and job.bundle.removeprefix("sha256:")[:12] in plain.out
     assert job.aot("show", job.submitted[0]["build"]["id"]).code == 0
     missing = job.aot("explain", "tinny")

@@ -16,6 +16,7 @@ from aot.errors import (
     TagNotFound,
     Unauthenticated,
 )
+from aot.facts.kernels import read_kernels
 from aot.schema.digest import Digest
 from aot.schema.endpoints import ENDPOINTS
 from aot.schema.manifest import decode_manifest
@@ -26,7 +27,8 @@ from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.builds import Claim
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Outcome, Receipt, Scope
-from tests.builders import BYTES, a_manifest, a_profile, a_spec, an_environment, manifest_text
+from tests.builders import BYTES, a_manifest, a_profile, a_spec, an_artifact, an_environment, manifest_text
+from tests.kernels import GOLDEN
 from tests.service import Service, a_service
 from tests.transport import AppTransport, client_of
 
@@ -62,10 +64,10 @@ def claimed(client: RegistryClient, directory: Path, **fields: object) -> Claim:
     return claim
 
 
-def published(client: RegistryClient, directory: Path) -> Digest:
+def published(client: RegistryClient, directory: Path, **fields: object) -> Digest:
     claim = claimed(client, directory)
     worker = client.with_token(claim.token)
-    manifest = a_manifest(claim.spec, profile=claim.profile)
+    manifest = a_manifest(claim.spec, profile=claim.profile, **fields)
     upload(worker, manifest.blobs, directory)
     return worker.publish(claim.build, manifest_text(manifest)[0]).bundle
 
@@ -158,6 +160,13 @@ def test_tags_move_and_bundles_are_withdrawn(client: RegistryClient, tmp_path: P
     with pytest.raises(BundleWithdrawn) as raised:
         client.resolve(REFERENCE.pinned_to(digest))
     assert raised.value.details["reason"] == "wrong on batch 1"
+
+
+def test_kernels_are_listed(client: RegistryClient, tmp_path: Path) -> None:
+    kernels = read_kernels([("cubin/add.cubin", GOLDEN / "add-sm_80.cubin")], a_profile().capability)
+    digest = published(client, tmp_path, artifacts=(an_artifact(binaries=kernels),))
+    assert [view.bundle for view in client.list_kernels(text="add", limit=5).kernels] == [digest]
+    assert client.list_kernels(capability="cuda:sm_90").kernels == ()
 
 
 def test_find_and_push(client: RegistryClient, tmp_path: Path) -> None:

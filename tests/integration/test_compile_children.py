@@ -111,9 +111,14 @@ def test_an_output_that_is_text_is_refused_before_compiling(tmp_path: Path) -> N
 
 
 def test_an_unknown_option_is_refused_with_its_neighbours(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpec, match="no option max_autotun") as caught:
+    with pytest.raises(InvalidSpec, match="option max_autotun cannot be set") as caught:
         run(tmp_path, MODEL, recipe=Recipe(options={"max_autotun": True}))
     assert "max_autotune" in caught.value.hint
+
+
+def test_an_option_of_another_type_than_this_torchs_is_refused_by_the_child(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="option max_autotune must be a bool, found str 'yes'"):
+        run(tmp_path, MODEL, recipe=Recipe(options={"max_autotune": "yes"}))
 
 
 def test_a_profile_of_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

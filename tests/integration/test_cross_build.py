@@ -25,7 +25,7 @@ from aot.schema.capability import Capability
 from aot.schema.guard import HostGuard
 from aot.schema.names import Name, Namespace
 from aot.schema.recipe import Recipe, Route
-from aot.schema.spec import Limits
+from aot.schema.spec import Commit, Limits
 from aot.source import OpenedSource
 from tests.builders import altered
 from tests.integration import cross_builds as cross
@@ -227,8 +227,10 @@ def test_a_bundle_of_kernels_says_only_what_its_files_say(tmp_path: Path) -> Non
     tree = cross.write_kernels(tmp_path / "tree")
     packed = pack_kernel(tree, "kernels:add", (a_signature(),), into=tmp_path / "packed")
     spec = kernel_spec(packed, profile, namespace=Namespace("default"), name=Name("add"))
+    spec = altered(spec, commit=Commit(revision="0" * 40, dirty=True))
     staged = build_kernels(spec, packed, profile, scratch=tmp_path / "work", sandbox=None, builder="someone")
     manifest = staged.manifest
+    assert (manifest.provenance.commit, manifest.provenance.dirty) == ("0" * 40, True)
     assert manifest.qualification.start is None and manifest.canaries == ()
     refuse_false_facts(manifest, staged.paths)
     [artifact] = manifest.artifacts

@@ -58,7 +58,9 @@ def test_a_good_bundle_is_proven_from_outside(good: tuple[Proof, list[str]]) -> 
     assert start.peak_memory_bytes > 50 << 20
 
 
-def test_every_boundary_and_the_example_are_proven_with_perturbed_weights_and_two_calls(good: tuple[Proof, list[str]]) -> None:
+def test_every_boundary_and_the_example_are_proven_with_perturbed_weights_and_two_calls(
+    good: tuple[Proof, list[str]],
+) -> None:
     agreements = good[0].qualification.agreements
     assert all(agreement.agrees and agreement.reference == "float64" for agreement in agreements)
     perturbed = [(one.point["batch"], one.variant) for one in agreements if one.weights == "perturbed"]

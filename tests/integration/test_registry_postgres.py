@@ -46,6 +46,16 @@ from tests.integration.test_registry_kernels import (  # noqa: F401
     test_kernels_come_in_pages_the_newest_bundle_first,
 )
 from tests.integration.test_registry_push import test_its_proof_goes_live_in_its_place  # noqa: F401
+from tests.integration.test_registry_retention import (  # noqa: F401
+    test_a_dry_run_says_what_would_go_and_changes_nothing,
+    test_a_publish_beside_retention_keeps_its_bytes,
+    test_a_use_by_digest_pins_as_a_lock_does,
+    test_bytes_are_condemned_then_deleted_after_the_grace_period,
+    test_condemned_bytes_live_again_when_they_are_wanted,
+    test_of_a_tag_and_retention_that_meet_one_wins,
+    test_two_sweepers_delete_each_blob_once,
+    test_what_is_being_deleted_cannot_be_counted_on,
+)
 from tests.service import a_service
 
 numbers = itertools.count()

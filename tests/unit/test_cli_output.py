@@ -10,8 +10,9 @@ from aot.cli.builds import list_lines
 from aot.cli.bundles import manifest_lines, narrow, parse_tagged
 from aot.cli.ensure import ensured_line
 from aot.cli.exits import Exit, exit_code_of, of_system
+from aot.cli.explain import selection_lines
 from aot.cli.output import emit, say, say_error
-from aot.cli.pod import Report, environment_lines, pulled_lines, report_lines, selection_lines
+from aot.cli.pod import Report, environment_lines, pulled_lines, report_lines
 from aot.errors import BuildFailed, DigestMismatch, InvalidInput, InvalidName, LocalStorageFull
 from aot.pipeline import Target
 from aot.pipeline.ensure import Ensured

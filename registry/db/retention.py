@@ -1,0 +1,139 @@
+"""SQL of retention. Candidates are locked first and judged again after: what changed in between is left alone."""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from aot.schema.digest import Digest
+from aot.schema.spec import Spec
+from aot.schema.state import BlobState, BuildState, BundleState
+from registry.db.models import (
+    ArtifactBlobRow,
+    ArtifactRow,
+    BlobRow,
+    BuildRow,
+    BundleRow,
+    KernelRow,
+    NamespaceBlobRow,
+    TagRow,
+)
+
+LIVE = (BuildState.QUEUED, BuildState.RUNNING)
+NAMED = exists().where(ArtifactBlobRow.digest == BlobRow.digest)
+
+
+def hold_expired_bundles(
+    session: Session, *, unused_since: datetime, out_since: datetime, limit: int
+) -> Sequence[BundleRow]:
+    """Bundles without a tag whose last use, or whose end, is before the given times; locked."""
+    last_use = func.coalesce(BundleRow.used_at, BundleRow.published_at, BundleRow.created_at)
+    ended = func.coalesce(BundleRow.withdrawn_at, BundleRow.created_at)
+    expired = or_(
+        and_(BundleRow.state == BundleState.LIVE, last_use < unused_since, _later(unused_since)),
+        and_(BundleRow.state.in_((BundleState.WITHDRAWN, BundleState.REJECTED)), ended < out_since, _later(out_since)),
+    )
+    untagged = ~exists().where(TagRow.bundle == BundleRow.digest)
+    found = session.scalars(
+        select(BundleRow)
+        .where(expired, untagged)
+        .order_by(BundleRow.created_at, BundleRow.digest)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    ).all()
+    # A tag that was set before the lock and committed after the first look is seen by the second.
+    tagged = set(session.scalars(select(TagRow.bundle).where(TagRow.bundle.in_([row.digest for row in found]))))
+    return [row for row in found if row.digest not in tagged]
+
+
+def _later(bound: datetime) -> ColumnElement[bool]:
+    """Used never, or before `bound`; a use counts whatever the state."""
+    return or_(BundleRow.used_at.is_(None), BundleRow.used_at < bound)
+
+
+def delete_bundles(bundles: Iterable[Digest], session: Session) -> None:
+    """Their rows and the index of their contents. Blobs stay."""
+    wanted = list(bundles)
+    for table, column in ((KernelRow, KernelRow.bundle), (ArtifactBlobRow, ArtifactBlobRow.bundle)):
+        session.execute(delete(table).where(column.in_(wanted)))
+    session.execute(delete(ArtifactRow).where(ArtifactRow.bundle.in_(wanted)))
+    session.execute(delete(BundleRow).where(BundleRow.digest.in_(wanted)))
+
+
+def mark_used(bundles: Iterable[Digest], *, now: datetime, session: Session) -> None:
+    later = or_(BundleRow.used_at.is_(None), BundleRow.used_at < now)
+    statement = update(BundleRow).where(BundleRow.digest.in_(sorted(bundles)), later).values(used_at=now)
+    session.execute(statement, execution_options={"synchronize_session": False})
+
+
+def specs_of_live_builds(session: Session) -> Sequence[Spec]:
+    return session.scalars(select(BuildRow.spec).where(BuildRow.state.in_(LIVE))).all()
+
+
+def hold_unneeded_blobs(
+    session: Session, *, opened_before: datetime, needed: Collection[Digest], after: Digest | None, limit: int
+) -> Sequence[BlobRow]:
+    """Blobs, after `after` in order, that no bundle names and nobody has opened for upload since; locked."""
+    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_before)
+    unneeded = (BlobRow.state.in_((BlobState.PENDING, BlobState.STORED)), ~NAMED, ~opened)
+    query = select(BlobRow).where(*unneeded, BlobRow.created_at < opened_before).order_by(BlobRow.digest).limit(limit)
+    if after is not None:
+        query = query.where(BlobRow.digest > after)
+    held = session.scalars(query.with_for_update(skip_locked=True)).all()
+    # Now that nobody can take them up any more, look again at who did so before.
+    still = set(
+        session.scalars(select(BlobRow.digest).where(BlobRow.digest.in_([row.digest for row in held]), *unneeded))
+    )
+    return [row for row in held if row.digest in still and row.digest not in needed]
+
+
+def last_candidate(session: Session, *, opened_before: datetime, after: Digest | None, limit: int) -> Digest | None:
+    """Where the page ends that `hold_unneeded_blobs` reads; None where there is none."""
+    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_before)
+    page = select(BlobRow.digest).where(
+        BlobRow.state.in_((BlobState.PENDING, BlobState.STORED)), ~NAMED, ~opened, BlobRow.created_at < opened_before
+    )
+    if after is not None:
+        page = page.where(BlobRow.digest > after)
+    found = session.scalars(page.order_by(BlobRow.digest).limit(limit)).all()
+    return found[-1] if found else None
+
+
+def condemn(blobs: Iterable[Digest], *, now: datetime, session: Session) -> None:
+    states = (BlobState.PENDING, BlobState.STORED)
+    session.execute(
+        update(BlobRow)
+        .where(BlobRow.digest.in_(list(blobs)), BlobRow.state.in_(states))
+        .values(state=BlobState.CONDEMNED, condemned_at=now)
+    )
+
+
+def hold_condemned(session: Session, *, before: datetime, stuck_before: datetime, limit: int) -> Sequence[BlobRow]:
+    """Blobs condemned before, and those that a crash left half deleted; locked. What a bundle names is never one."""
+    due = or_(
+        and_(BlobRow.state == BlobState.CONDEMNED, BlobRow.condemned_at < before),
+        and_(BlobRow.state == BlobState.DELETING, BlobRow.condemned_at < stuck_before),
+    )
+    query = select(BlobRow).where(due, ~NAMED).order_by(BlobRow.digest).limit(limit)
+    held = session.scalars(query.with_for_update(skip_locked=True)).all()
+    named = set(
+        session.scalars(select(ArtifactBlobRow.digest).where(ArtifactBlobRow.digest.in_([row.digest for row in held])))
+    )
+    return [row for row in held if row.digest not in named]
+
+
+def begin_delete(blobs: Iterable[Digest], *, now: datetime, session: Session) -> None:
+    session.execute(
+        update(BlobRow).where(BlobRow.digest.in_(list(blobs))).values(state=BlobState.DELETING, condemned_at=now)
+    )
+
+
+def forget_blob(digest: Digest, *, since: datetime, session: Session) -> bool:
+    """Remove the rows of a blob whose bytes are gone. False where another sweeper has taken it over."""
+    row = session.scalar(select(BlobRow).where(BlobRow.digest == digest).with_for_update())
+    if row is None or row.state is not BlobState.DELETING or row.condemned_at != since:
+        return False
+    session.execute(delete(NamespaceBlobRow).where(NamespaceBlobRow.digest == digest))
+    session.execute(delete(BlobRow).where(BlobRow.digest == digest))
+    return True

@@ -1,0 +1,81 @@
+"""Probe of the broker: a message through a queue of its own and back, and settings that would lose messages."""
+
+import queue as queues
+import secrets
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from aot.broker import celery_settings, folders_of, make_folders
+from registry.settings import Settings
+
+Step = tuple[str, bool, str, str]
+WAIT_SECONDS = 5.0
+
+
+def probe(settings: Settings) -> Iterator[Step]:
+    """Name, whether it is right, what was found, what to set. Raises InvalidConfig for a URL that none can be."""
+    celery = celery_settings(settings.broker_url, data_dir=settings.data_dir)
+    make_folders(celery)
+    if folders_of(celery):
+        yield "broker", True, "the embedded queue of files", ""
+        return
+    options: dict[str, Any] = dict(celery["broker_transport_options"])
+    yield from _visibility(options, settings)
+    options |= {"socket_connect_timeout": WAIT_SECONDS, "socket_timeout": WAIT_SECONDS, "max_retries": 1}
+    url = celery["broker_url"]
+    where = Connection(url).as_uri()  # without its password
+    with Connection(url, transport_options=options, connect_timeout=WAIT_SECONDS) as connection:
+        try:
+            connection.ensure_connection(max_retries=1, timeout=WAIT_SECONDS)
+            yield _round_trip(connection, where)
+        except (OperationalError, OSError, *connection.connection_errors) as error:
+            yield "broker", False, f"{where} did not answer: {error}", "check AOT_BROKER_URL and the broker"
+            return
+        if connection.transport.driver_type == "redis":
+            yield from _eviction(connection)
+
+
+def _round_trip(connection: Connection, where: str) -> Step:
+    sent = secrets.token_hex(8)
+    name = f"aot.check.{sent}"
+    with connection.SimpleQueue(name, queue_opts={"auto_delete": True, "durable": False}) as queue:
+        queue.put(sent)
+        try:
+            message = queue.get(timeout=WAIT_SECONDS)
+        except queues.Empty:
+            return "broker", False, f"{where} took a message and did not give it back", "look at the broker's log"
+        message.ack()
+        queue.queue.delete()
+    return "broker", message.payload == sent, f"{where}: a message went through and came back", ""
+
+
+def _visibility(options: dict[str, Any], settings: Settings) -> Iterator[Step]:
+    seconds = options.get("visibility_timeout")
+    if seconds is None:
+        return
+    visible = timedelta(seconds=seconds)
+    yield (
+        "broker visibility",
+        visible >= settings.attempt_lives,
+        f"a message that is worked on stays hidden for {visible}, an attempt lives {settings.attempt_lives}",
+        "" if visible >= settings.attempt_lives else f"set AOT_ATTEMPT_SECONDS to at most {seconds}",
+    )
+
+
+def _eviction(connection: Connection) -> Iterator[Step]:
+    """Redis that may evict keys drops queues; managed ones may refuse to tell."""
+    try:
+        found = connection.default_channel.client.config_get("maxmemory-policy")
+    except Exception:
+        return
+    policy = found.get("maxmemory-policy") or found.get(b"maxmemory-policy")
+    if policy is None:
+        return
+    policy = policy.decode() if isinstance(policy, bytes) else str(policy)
+    good = policy == "noeviction"
+    hint = "" if good else "set maxmemory-policy to noeviction: others drop queues when memory runs out"
+    yield "broker eviction", good, f"maxmemory-policy is {policy}", hint

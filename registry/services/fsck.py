@@ -1,0 +1,152 @@
+"""fsck: every stored blob is read and hashed again; what differs or is missing is taken out with what needs it.
+
+    blob       missing, or other bytes twice in a row: pending again, its wrong bytes removed; every bundle that names
+               it is out of selection with the reason until the right bytes are back (`registry.services.damage`)
+    bundle     whose manifest's bytes are not those of its digest, or whose signature no key of ours made: reported
+    record     missing in the object store: written again
+
+Runs beside everything else; reads each blob whole, so it takes as long as the store takes to be read.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import structlog
+
+from aot.errors import AotError, BlobNotFound
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob
+from aot.trust import TrustedKeys, verify
+from registry.db import damage as rows
+from registry.db import records as record_rows
+from registry.db.models import BundleRow
+from registry.deps import Deps
+from registry.services import damage, records
+
+AT_ONCE = 200
+CHUNK_BYTES = 1 << 20
+log = structlog.get_logger()
+
+
+@dataclass
+class Checked:
+    """What was read, and what was wrong with it."""
+
+    blobs: int = 0
+    read_bytes: int = 0
+    bundles: int = 0
+    damaged_blobs: dict[Digest, str] = field(default_factory=dict)
+    damaged_bundles: dict[Digest, str] = field(default_factory=dict)
+    suspect_bundles: dict[Digest, str] = field(default_factory=dict)
+    healed_bundles: tuple[Digest, ...] = ()
+    rewritten_records: int = 0
+
+    @property
+    def sound(self) -> bool:
+        return not (self.damaged_blobs or self.damaged_bundles or self.suspect_bundles)
+
+
+def fsck(deps: Deps, *, trusted: TrustedKeys) -> Checked:
+    """One pass over everything. `trusted`: keys that signed once and whose files are not here any more.
+
+    Raises StorageUnavailable when database or store cannot tell; what was found until then is in quarantine already.
+    """
+    checked = Checked()
+    checked.healed_bundles = damage.heal(deps)
+    _check_blobs(deps, checked)
+    _check_bundles(deps, checked, keys=trusted | TrustedKeys.of(str(key.public) for key in deps.signing_keys))
+    log.info("fsck", blobs=checked.blobs, bundles=checked.bundles, damaged=sorted(checked.damaged_blobs))
+    return checked
+
+
+def _check_blobs(deps: Deps, checked: Checked) -> None:
+    after: Digest | None = None
+    while True:
+        with deps.sessions.reading() as session:
+            page = rows.stored_blobs(session, after=after, limit=AT_ONCE)
+        if not page:
+            return
+        for blob in page:
+            checked.blobs += 1
+            if reason := _fault(blob, deps, checked):
+                _quarantine(blob.digest, reason, deps, checked)
+        after = page[-1].digest
+
+
+def _fault(blob: Blob, deps: Deps, checked: Checked) -> str:
+    """Why the blob is not what it should be, empty where it is."""
+    for _ in range(2):  # once more: a bad read is not a bad blob
+        found = _hash(blob.digest, deps)
+        if found is None:
+            fault = f"the object store lacks {blob.digest}"
+            continue
+        size, digest = found
+        checked.read_bytes += size
+        if digest == blob.digest and size == blob.size_bytes:
+            return ""
+        fault = f"the object store holds other bytes for {blob.digest}: {size} of {blob.size_bytes} bytes, {digest}"
+    return fault
+
+
+def _hash(digest: Digest, deps: Deps) -> tuple[int, Digest] | None:
+    running, size = hashlib.sha256(), 0
+    try:
+        with deps.store.open(digest) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                running.update(chunk)
+                size += len(chunk)
+    except BlobNotFound:
+        return None
+    return size, Digest("sha256:" + running.hexdigest())
+
+
+def _quarantine(digest: Digest, reason: str, deps: Deps, checked: Checked) -> None:
+    # Compare-and-set: what retention has deleted meanwhile is not missing.
+    bundles = damage.quarantine(digest, reason=reason, deps=deps)
+    if bundles is None:
+        return
+    # Rows first: bytes that stay after a crash are removed when they are hashed for the next upload.
+    deps.store.delete(digest)
+    log.error("blob-damaged", digest=digest, reason=reason, bundles=bundles)
+    checked.damaged_blobs[digest] = reason
+    checked.damaged_bundles |= dict.fromkeys(bundles, reason)
+
+
+def _check_bundles(deps: Deps, checked: Checked, *, keys: TrustedKeys) -> None:
+    after: Digest | None = None
+    while True:
+        with deps.sessions.reading() as session:
+            page = rows.signed_bundles(session, after=after, limit=AT_ONCE)
+        if not page:
+            break
+        for row in page:
+            checked.bundles += 1
+            if reason := _suspicion(row, keys=keys):
+                checked.suspect_bundles[row.digest] = reason
+            if row.damage is not None:
+                checked.damaged_bundles[row.digest] = row.damage
+            if deps.records.find(records.bundle_name(row.digest)) is None:
+                with deps.sessions.transaction() as session:
+                    record_rows.forget_bundle_recorded(row.digest, session=session)
+        after = page[-1].digest
+    while written := records.write_due(deps):
+        checked.rewritten_records += written
+
+
+def _suspicion(row: BundleRow, *, keys: TrustedKeys) -> str:
+    if Digest.of(row.manifest) != row.digest:
+        return "its manifest's bytes in the database are not those of its digest"
+    if row.envelope is None:
+        return "it is visible and not signed"
+    try:
+        verify(
+            row.envelope,
+            keys,
+            manifest=row.digest,
+            namespace=row.namespace,
+            name=row.name,
+            build_key=row.build_key,
+        )
+    except AotError as error:
+        return error.message
+    return ""

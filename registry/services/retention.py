@@ -1,0 +1,158 @@
+"""Retention: what nobody needs any more goes, bundles first, then their bytes.
+
+    bundle   tagged: stays. Untagged: goes AOT_KEEP_SECONDS after its last use, withdrawn or rejected
+             AOT_KEEP_OUT_SECONDS after that
+    blob     named by no bundle, by no live build and lately opened by no upload: condemned
+             condemned for the grace period: deleting, then deleted from the store, then forgotten
+
+A lock pins by digest through its use (`registry.services.uses`). Links are handed out only for blobs that some bundle
+or live build names, so none can be live longer than the grace period after the blob was condemned; it is never shorter
+than a link's life and a margin. Whoever uploads or publishes holds the blob's row and lets a condemned blob live; a
+blob that is being deleted answers BlobPending until it is gone. Several sweepers may run at once.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import structlog
+from sqlalchemy.orm import Session
+
+from aot.schema.digest import Digest
+from registry.db import retention as rows
+from registry.deps import Deps
+from registry.services import records
+
+AT_ONCE = 200
+DELETE_AT_ONCE = 50
+DELETE_SECONDS = 60.0
+# A sweeper that began to delete and does not end within this has died: it looks at the clock before each delete.
+STUCK = timedelta(minutes=10)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What one pass removed, or in a dry run would."""
+
+    bundles: tuple[Digest, ...] = ()
+    condemned: tuple[Digest, ...] = ()
+    condemned_bytes: int = 0
+    deleted: tuple[Digest, ...] = ()
+    freed_bytes: int = 0
+
+
+class _Undo(Exception):
+    """Ends a dry run's transaction."""
+
+
+@dataclass
+class _Pass:
+    deps: Deps
+    done: Retained = field(default_factory=Retained)
+
+    def expire(self, session: Session) -> bool:
+        """True while there may be more."""
+        now, settings = self.deps.clock(), self.deps.settings
+        found = rows.hold_expired_bundles(
+            session, unused_since=now - settings.keep, out_since=now - settings.keep_out, limit=AT_ONCE
+        )
+        digests = tuple(row.digest for row in found)
+        if digests:
+            session.expunge_all()
+            rows.delete_bundles(digests, session)
+        self.done = replace(self.done, bundles=self.done.bundles + digests)
+        return bool(digests)
+
+    def condemn(self, session: Session, *, after: Digest | None) -> Digest | None:
+        """Condemn among the candidates after `after`; return the last one looked at, None at the end."""
+        now = self.deps.clock()
+        opened_before = now - self.deps.settings.grace_of_blobs
+        last = rows.last_candidate(session, opened_before=opened_before, after=after, limit=AT_ONCE)
+        if last is None:
+            return None
+        needed = {blob.digest for spec in rows.specs_of_live_builds(session) for blob in spec.blobs}
+        found = rows.hold_unneeded_blobs(
+            session, opened_before=opened_before, needed=needed, after=after, limit=AT_ONCE
+        )
+        rows.condemn([row.digest for row in found], now=now, session=session)
+        self.done = replace(
+            self.done,
+            condemned=self.done.condemned + tuple(row.digest for row in found),
+            condemned_bytes=self.done.condemned_bytes + sum(row.size_bytes for row in found if row.stored_at),
+        )
+        return last
+
+
+def retain(deps: Deps) -> Retained:
+    """One pass. Raises StorageUnavailable; what was done until then stays done, and the next pass goes on."""
+    deps.uses.flush(deps.sessions)
+    going = _Pass(deps)
+    more = True
+    while more:
+        seen = len(going.done.bundles)
+        with deps.sessions.transaction() as session:
+            more = going.expire(session)
+        for bundle in going.done.bundles[seen:]:
+            records.forget(bundle, deps)
+    after: Digest | None = None
+    while True:
+        with deps.sessions.transaction() as session:
+            after = going.condemn(session, after=after)
+        if after is None:
+            break
+    deleted, freed = _delete_condemned(deps)
+    done = replace(going.done, deleted=deleted, freed_bytes=freed)
+    if done != Retained():
+        log.info("retained", bundles=done.bundles, condemned=len(done.condemned), freed_bytes=freed)
+    return done
+
+
+def plan(deps: Deps) -> Retained:
+    """What `retain` would do now: it is done, counted, and rolled back. Nothing changes."""
+    going = _Pass(deps)
+    found: Retained = going.done
+    try:
+        with deps.sessions.transaction() as session:
+            while going.expire(session):
+                pass
+            after: Digest | None = None
+            while (after := going.condemn(session, after=after)) is not None:
+                pass
+            due = rows.hold_condemned(session, **_bounds(deps), limit=1_000_000)
+            found = replace(
+                going.done,
+                deleted=tuple(row.digest for row in due),
+                freed_bytes=sum(row.size_bytes for row in due if row.stored_at),
+            )
+            raise _Undo
+    except _Undo:
+        return found
+
+
+def _bounds(deps: Deps) -> dict[str, object]:
+    now = deps.clock()
+    return {"before": now - deps.settings.grace_of_blobs, "stuck_before": now - STUCK}
+
+
+def _delete_condemned(deps: Deps) -> tuple[tuple[Digest, ...], int]:
+    """Mark, commit, delete from the store, forget: a crash between any two is mended by a later pass."""
+    deleted: list[Digest] = []
+    freed = 0
+    while True:
+        since, begun = deps.clock(), time.monotonic()
+        with deps.sessions.transaction() as session:
+            due = rows.hold_condemned(session, **_bounds(deps), limit=DELETE_AT_ONCE)
+            rows.begin_delete([row.digest for row in due], now=since, session=session)
+        gone = 0
+        for row in due:
+            if time.monotonic() - begun > DELETE_SECONDS:
+                break  # another pass may take them over before long: it must not meet this one
+            deps.store.delete(row.digest)
+            with deps.sessions.transaction() as session:
+                if rows.forget_blob(row.digest, since=since, session=session):
+                    deleted.append(row.digest)
+                    freed += row.size_bytes if row.stored_at else 0
+                    gone += 1
+        if not gone:
+            return tuple(deleted), freed

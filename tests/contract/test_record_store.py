@@ -1,0 +1,48 @@
+"""What every record store does: memory, a directory, and an object store."""
+
+from pathlib import Path
+
+import pytest
+
+from registry.storage.records import DirectoryRecords, MemoryRecords, RecordStore
+
+
+@pytest.fixture(params=["memory", "directory", "s3"])
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> RecordStore:
+    match request.param:
+        case "memory":
+            return MemoryRecords()
+        case "directory":
+            return DirectoryRecords(tmp_path / "records")
+    return request.getfixturevalue("s3_store").records()
+
+
+def test_what_is_put_is_found_and_listed(records: RecordStore) -> None:
+    assert records.find("bundles/ab/c.json") is None
+    assert list(records.list("bundles/")) == []
+    records.put("bundles/ab/c.json", b"one")
+    records.put("bundles/de/f.json", b"two")
+    records.put("tags/default/m/prod/p.json", b"three")
+    assert records.find("bundles/ab/c.json") == b"one"
+    assert sorted(records.list("bundles/")) == ["bundles/ab/c.json", "bundles/de/f.json"]
+    assert list(records.list("tags/")) == ["tags/default/m/prod/p.json"]
+
+
+def test_a_record_may_be_written_again(records: RecordStore) -> None:
+    records.put("a/b", b"one")
+    records.put("a/b", b"two")
+    assert records.find("a/b") == b"two" and list(records.list("a/")) == ["a/b"]
+
+
+def test_deleting_is_done_once_and_harmless_twice(records: RecordStore) -> None:
+    records.put("a/b", b"one")
+    records.delete("a/b")
+    records.delete("a/b")
+    assert records.find("a/b") is None and list(records.list("a/")) == []
+
+
+def test_more_than_a_page_is_listed(records: RecordStore) -> None:
+    names = sorted(f"a/{number:04d}" for number in range(1010))
+    for name in names:
+        records.put(name, b"x")
+    assert sorted(records.list("a/")) == names

@@ -1,0 +1,201 @@
+"""Reindex: what the object store holds is enough to make the rows again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aot.errors import BundleNotFound, BundleWithdrawn, StorageUnavailable, TagNotFound
+from aot.schema.codec import decode, encode
+from aot.schema.digest import Digest
+from aot.schema.manifest import Envelope
+from aot.schema.wire.blobs import DownloadLinksRequest
+from aot.schema.wire.bundles import TagRequest, WithdrawRequest
+from aot.trust import SigningKey, TrustedKeys, sign, verify
+from registry.db.models import BundleRow
+from registry.services import records
+from registry.services.records import BundleRecord
+from registry.services.reindex import Reindexed, reindex
+from registry.services.retention import retain
+from tests.builders import BYTES, a_profile
+from tests.integration.test_registry_process import run
+from tests.integration.test_registry_retention import DAY, a_bundle, file_of
+from tests.service import Service, a_service
+
+NOBODY = TrustedKeys.of(())
+
+
+@pytest.fixture
+def service(tmp_path):
+    with a_service(tmp_path) as service:
+        service.register(a_profile())
+        yield service
+
+
+def lose_the_database(service: Service, tmp_path: Path):
+    """Another service on an empty database over the same blobs and keys."""
+    service.deps.sessions.close()
+    for path in tmp_path.glob("registry.sqlite3*"):
+        path.unlink()
+    return a_service(tmp_path)
+
+
+def reindexed(service: Service, *, trusted: TrustedKeys = NOBODY) -> Reindexed:
+    return reindex(service.deps, trusted=trusted)
+
+
+def resolve(service: Service, name: str, target: str):
+    return service.call("resolve", namespace="default", name=name, target=target).bundles
+
+
+def test_everything_published_resolves_again_with_its_signature(service: Service, tmp_path: Path) -> None:
+    first = a_bundle(service, "one", tags=("prod", "v1"))
+    second = a_bundle(service, "two")
+    before = [resolve(service, "one", "prod"), resolve(service, "two", second)]
+    views = [service.call("get_bundle", digest=digest) for digest in (first, second)]
+    with lose_the_database(service, tmp_path) as again:
+        with pytest.raises(TagNotFound):
+            resolve(again, "one", "prod")
+        done = reindexed(again)
+        assert set(done.bundles) == {first, second} and done.damaged == () and done.refused == {}
+        assert set(done.tags) == {"default/one:prod", "default/one:v1"}
+        assert [resolve(again, "one", "prod"), resolve(again, "two", second)] == before
+        assert [again.call("get_bundle", digest=digest) for digest in (first, second)] == views
+        trusted = TrustedKeys.of(str(key.public) for key in again.deps.signing_keys)
+        for found in before:
+            verify(found[0].envelope, trusted, manifest=found[0].digest, namespace="default", name=found_name(found))
+        links = again.call("get_download_links", DownloadLinksRequest(digests=()), digest=first).links
+        assert [again.http.get(link.url).content for link in links] == [BYTES[link.digest] for link in links]
+
+
+def found_name(found) -> str:
+    return decode(found[0].manifest.encode(), dict)["name"]
+
+
+def test_a_second_pass_adds_nothing(service: Service, tmp_path: Path) -> None:
+    a_bundle(service, "one", tags=("prod",))
+    assert reindexed(service) == Reindexed((), (), (), {})
+    with lose_the_database(service, tmp_path) as again:
+        assert len(reindexed(again).bundles) == 1
+        assert reindexed(again) == Reindexed((), (), (), {})
+        assert again.sweep().recorded == 0
+
+
+def test_a_tag_comes_back_where_it_stood_last(service: Service, tmp_path: Path) -> None:
+    first = a_bundle(service, "one", tags=("prod",))
+    second = another_of(service, "one")
+    service.call("tag", TagRequest(bundle=second), namespace="default", name="one", tag="prod")
+    with lose_the_database(service, tmp_path) as again:
+        reindexed(again)
+        assert [bundle.digest for bundle in resolve(again, "one", "prod")] == [second] != [first]
+
+
+def another_of(service: Service, name: str) -> Digest:
+    from tests.builders import a_manifest, a_source, a_spec
+
+    claim = service.claim("cpu-v3", build=service.submit(a_spec(name, source=a_source(b"newer"))).build.id)
+    return service.publish(claim, a_manifest(claim.spec, profile=claim.profile)).bundle
+
+
+def test_what_was_withdrawn_stays_withdrawn(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    service.call("withdraw", WithdrawRequest(reason="wrong numbers"), digest=bundle)
+    with lose_the_database(service, tmp_path) as again:
+        reindexed(again)
+        with pytest.raises(BundleWithdrawn, match="wrong numbers"):
+            resolve(again, "one", "prod")
+
+
+def test_what_expired_does_not_come_back(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one")
+    service.clock.advance(91 * DAY)
+    assert retain(service.deps).bundles == (bundle,)
+    with lose_the_database(service, tmp_path) as again:
+        assert reindexed(again).bundles == ()
+        with pytest.raises(BundleNotFound):
+            again.call("get_bundle", digest=bundle)
+
+
+def test_a_bundle_whose_bytes_are_gone_is_known_and_out_of_selection(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    file = file_of(service, bundle)
+    service.deps.store.delete(file)
+    with lose_the_database(service, tmp_path) as again:
+        assert reindexed(again).damaged == (bundle,)
+        with pytest.raises(StorageUnavailable, match=str(file)):
+            resolve(again, "one", "prod")
+
+
+def test_records_that_no_trusted_key_signed_are_refused(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    name = records.bundle_name(bundle)
+    record = decode(service.deps.records.find(name), BundleRecord)
+    stranger = SigningKey.generate()
+    from aot.schema.manifest import Statement, decode_manifest
+
+    manifest = decode_manifest(record.manifest.encode())
+    statement = Statement(
+        manifest=bundle, namespace=manifest.namespace, name=manifest.name, build_key=manifest.build_key
+    )
+    forged = sign(statement, stranger)
+    assert isinstance(forged, Envelope)
+    service.deps.records.put(name, encode(_with(record, envelope=forged)))
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert done.bundles == () and set(done.refused) == {name, "tags/default/one/prod/cpu-v3.json"}
+        # A key that was retired is named by the operator.
+        assert reindexed(again, trusted=TrustedKeys.of((str(stranger.public),))).bundles == (bundle,)
+
+
+def _with(record: BundleRecord, **changes):
+    import msgspec
+
+    return msgspec.structs.replace(record, **changes)
+
+
+def test_changed_and_cut_records_are_refused(service: Service, tmp_path: Path) -> None:
+    first, second = a_bundle(service, "one"), a_bundle(service, "two")
+    for bundle, change in ((first, lambda text: text.replace(b"one", b"two")), (second, lambda text: text[:-40])):
+        name = records.bundle_name(bundle)
+        service.deps.records.put(name, change(service.deps.records.find(name)))
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert done.bundles == () and len(done.refused) == 2
+
+
+def test_a_store_that_was_away_at_publish_gets_its_record_later(service: Service, monkeypatch) -> None:
+    def away(name: str, content: bytes) -> None:
+        raise StorageUnavailable("the store is away", hint="wait")
+
+    monkeypatch.setattr(type(service.deps.records), "put", lambda self, name, content: away(name, content))
+    bundle = a_bundle(service, "one", tags=("prod",))
+    monkeypatch.undo()
+    assert service.deps.records.find(records.bundle_name(bundle)) is None
+    assert service.sweep().recorded == 2
+    assert service.deps.records.find(records.bundle_name(bundle)) is not None
+    assert service.sweep().recorded == 0
+
+
+def test_a_record_written_over_a_newer_one_is_due_again(service: Service) -> None:
+    """One process reads the live row, another withdraws and records that, then the first one's write arrives."""
+    bundle = a_bundle(service, "one")
+    with service.deps.sessions.transaction() as session:
+        session.get(BundleRow, bundle).recorded_at = None
+    kept = service.deps.records
+
+    class Slow:
+        def put(self, name: str, content: bytes) -> None:
+            service.call("withdraw", WithdrawRequest(reason="bad"), digest=bundle)
+            kept.put(name, content)
+
+    records.write_due(replace(service.deps, records=Slow()), bundle=bundle)
+    service.sweep()
+    assert decode(kept.find(records.bundle_name(bundle)), BundleRecord).withdrawn_reason == "bad"
+
+
+def test_the_command_reindexes(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    with lose_the_database(service, tmp_path):
+        answer = run(tmp_path, "reindex")
+        assert answer.returncode == 0, answer.stderr
+        assert str(bundle) in answer.stdout
