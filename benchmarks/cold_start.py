@@ -75,7 +75,9 @@ def measure(
         pairs=pairs,
         title=model.name,
     )
-    assert all(start.done["counters"]["eager"] == 0 for start in ours_starts), ours_starts[0].done
+    # Where eager won in the proof, it runs; nothing else may keep a call from compiled code.
+    counters = [start.done["counters"] for start in ours_starts]
+    assert all(one["eager"] == one["eager_won"] for one in counters), ours_starts[0].done
     extra = sorted(set(ours_starts[0].first["modules"]) - set(eager_starts[0].first["modules"]))
     speed = {
         "eager": start_child([*eager_arguments, "--measure", "5"], eager_environ).measured,

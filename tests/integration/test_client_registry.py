@@ -27,7 +27,7 @@ from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.builds import Claim
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Outcome, Receipt, Scope
-from tests.builders import BYTES, a_manifest, a_profile, a_spec, an_artifact, an_environment, manifest_text
+from tests.builders import BYTES, a_file, a_manifest, a_profile, a_spec, an_artifact, an_environment, manifest_text
 from tests.kernels import GOLDEN
 from tests.service import Service, a_service
 from tests.transport import AppTransport, client_of
@@ -163,8 +163,10 @@ def test_tags_move_and_bundles_are_withdrawn(client: RegistryClient, tmp_path: P
 
 
 def test_kernels_are_listed(client: RegistryClient, tmp_path: Path) -> None:
-    kernels = read_kernels([("cubin/add.cubin", GOLDEN / "add-sm_80.cubin")], a_profile().capability)
-    digest = published(client, tmp_path, artifacts=(an_artifact(binaries=kernels),))
+    code = GOLDEN / "add-sm_80.cubin"
+    kernels = read_kernels([("cubin/add.cubin", code)], a_profile().capability)
+    files = (a_file(), a_file("cubin/add.cubin", code.read_bytes()))
+    digest = published(client, tmp_path, artifacts=(an_artifact(files=files, binaries=kernels),))
     assert [view.bundle for view in client.list_kernels(text="add", limit=5).kernels] == [digest]
     assert client.list_kernels(capability="cuda:sm_90").kernels == ()
 

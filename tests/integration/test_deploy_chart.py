@@ -5,6 +5,7 @@ No cluster is asked. KEDA's two kinds are not in those schemas: what is checked 
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from aot.errors import InvalidConfig
 from aot.schema.codec import encode
 from aot.schema.endpoints import ENDPOINTS
 from aot.schema.names import Name
 from aot.schema.wire.workers import ProfileListing, ProfileView, Scope
+from aot.trust import SigningKey
 from registry.settings import Settings as RegistrySettings
 from tests.builders import a_profile
 from worker.settings import Settings as WorkerSettings
@@ -165,6 +168,31 @@ def test_the_registry_understands_what_it_is_told() -> None:
     assert source == {"secretRef": {"name": "aot-bucket"}}
 
 
+@pytest.mark.parametrize("owner", ["aot", "aot-sweeper"])
+def test_a_mounted_key_is_made_the_users_own_before_it_is_read(owner: str, tmp_path: Path) -> None:
+    pod = pods(render(values_of("production")))[owner]
+    secret, copies = tmp_path / "secret", tmp_path / "copies"
+    secret.mkdir()
+    copies.mkdir()
+    made = {name: SigningKey.generate() for name in ("2026.key", "2027.key")}
+    for name, key in made.items():
+        key.save(secret / name)
+        (secret / name).chmod(0o440)  # the least that a secret's volume gives to a group
+    with pytest.raises(InvalidConfig):
+        SigningKey.load(secret / "2026.key")
+
+    [init] = pod["spec"]["initContainers"]
+    mounted = {mount["mountPath"]: mount["name"] for mount in init["volumeMounts"]}
+    assert mounted == {"/var/lib/aot-keys": "keys", "/run/aot-keys": "keys-secret"}
+    assert {"name": "keys", "mountPath": "/var/lib/aot-keys", "readOnly": True} in container(pod)["volumeMounts"]
+    places = {"/run/aot-keys": str(secret), "/var/lib/aot-keys": str(copies)}
+    command = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in init["command"]]
+    subprocess.run(command, check=True)
+    assert {path.name: SigningKey.load(path).public for path in copies.iterdir()} == {
+        name: key.public for name, key in made.items()
+    }
+
+
 def test_a_worker_understands_what_it_is_told_and_holds_no_other_credentials(tmp_path: Path) -> None:
     objects = render(values_of("production"))
     pod = pods(objects)["aot-worker-cpu-v3"]
@@ -196,10 +224,11 @@ def test_what_bubblewrap_needs_is_given_to_sandboxed_workers_alone() -> None:
 def test_no_container_runs_as_root_or_writes_to_its_image(name: str) -> None:
     for pod in pods(render(values_of(name))).values():
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
-        security = container(pod)["securityContext"]
-        assert security["readOnlyRootFilesystem"] is True
-        assert security["allowPrivilegeEscalation"] is False
-        assert security["capabilities"] == {"drop": ["ALL"]}
+        for one_of_them in (*pod["spec"].get("initContainers", ()), container(pod)):
+            security = one_of_them["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_the_migration_runs_before_anything_else_and_with_nothing_of_the_release() -> None:

@@ -182,6 +182,11 @@ def test_workers_may_make_namespaces_and_mount_a_proc(found: dict[str, Any]) -> 
         assert found[name]["security_opt"] == ["seccomp=unconfined", "systempaths=unconfined"]
 
 
+def test_no_process_of_ours_is_the_first_of_its_container(found: dict[str, Any]) -> None:
+    for name, service in found.items():
+        assert service.get("init", False) == ("build" in service), name
+
+
 def test_the_gpu_worker_reserves_a_card(found: dict[str, Any]) -> None:
     assert found["worker-gpu"]["build"]["target"] == "worker-cuda"
     [device] = found["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]

@@ -88,7 +88,29 @@ envFrom:
 - name: tmp
   emptyDir: {}
 - name: keys
+  emptyDir: {medium: Memory}
+- name: keys-secret
   secret:
     secretName: {{ .Values.secrets.signingKey.name }}
     defaultMode: 0440
+{{- end }}
+
+{{/* A key must be the user's alone (0600), and a mounted secret is always its group's too: a copy in memory. */}}
+{{- define "aot.keysContainer" -}}
+- name: keys
+  {{- include "aot.image" (dict "root" . "image" .Values.image) | nindent 2 }}
+  command:
+    - install
+    - --mode=0600
+    {{- range .Values.secrets.signingKey.keys }}
+    - /run/aot-keys/{{ . }}
+    {{- end }}
+    - --target-directory=/var/lib/aot-keys
+  resources:
+    requests: {cpu: 10m, memory: 16Mi}
+    limits: {memory: 64Mi}
+  securityContext: {{- include "aot.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - {name: keys, mountPath: /var/lib/aot-keys}
+    - {name: keys-secret, mountPath: /run/aot-keys, readOnly: true}
 {{- end }}
