@@ -152,6 +152,9 @@ def _step(reason: Reason) -> str:
 
 def _card(environment: Environment) -> Gpu | None:
     """Return the card that a torch of this container can use; of several, that of the highest architecture."""
-    usable = {"cuda": environment.container.cuda, "rocm": environment.container.hip}
-    gpus = [gpu for gpu in environment.node.gpus or () if usable.get(gpu.capability.family)]
+    container = environment.container
+    usable = {"cuda": container.cuda, "rocm": container.hip}
+    # "2.12.0" of a described host does not say what it was built for, "2.12.0+cpu" does.
+    unsaid = not any(usable.values()) and container.torch is not None and "+" not in container.torch
+    gpus = [gpu for gpu in environment.node.gpus or () if unsaid or usable.get(gpu.capability.family)]
     return max(gpus, key=lambda gpu: (particularity(gpu.capability), gpu.memory_bytes), default=None)

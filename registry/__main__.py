@@ -24,7 +24,7 @@ FIRST_TOKEN = "first administrator"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0; 2 wrong settings, 5 a service is away, 6 damage was found, 130 Ctrl-C, 1 anything else."""
+    """Return the exit code: 0; 2 wrong settings, 5 a service is away, 6 damage was found, 130 Ctrl-C, else 1."""
     options = _parser().parse_args(arguments)
     try:
         settings = Settings.from_environ()

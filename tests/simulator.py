@@ -41,7 +41,7 @@ from aot.schema.spec import Blob, Spec
 from aot.schema.wire.blobs import DownloadLinksRequest, Link, LinksReply, OpenUploadsRequest
 from aot.schema.wire.bundles import FindReply, FindRequest, FindTarget, ResolveReply, SignedManifest
 from aot.schema.wire.errors import ErrorBody
-from aot.schema.wire.workers import HealthReply, KeysReply, Receipt
+from aot.schema.wire.workers import HealthReply, KeysReply, ProfileListing, ProfileView, Receipt
 from aot.trust import SigningKey, TrustedKeys, sign
 from tests.builders import BYTES
 
@@ -103,6 +103,7 @@ class RegistrySimulator:
             "get_download_links": self._links,
             "open_uploads": self._open_uploads,
             "send_receipt": self._receive_receipt,
+            "list_profiles": self._list_profiles,
             "get_keys": lambda: KeysReply(keys=(str(self.key.public),)),
             "get_health": lambda: HealthReply(status="ok", version="simulated"),
         }
@@ -220,6 +221,11 @@ class RegistrySimulator:
             reason = self.withdrawn[digests[0]]
             raise BundleWithdrawn(f"{digests[0]} was withdrawn: {reason}", details={"reason": reason})
         return ResolveReply(bundles=tuple(self._signed(digest) for digest in live))
+
+    def _list_profiles(self) -> ProfileListing:
+        return ProfileListing(
+            profiles=tuple(ProfileView(profile=one, live_workers=1, queued=0) for one in self.profiles.values())
+        )
 
     def _find(self, request: FindRequest) -> FindReply:
         return FindReply(targets=tuple(self._target(spec) for spec in request.specs))

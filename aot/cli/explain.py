@@ -1,4 +1,4 @@
-"""`aot explain`: every artifact of a reference with its verdict on one host, the nearest, and how to build what lacks."""
+"""`aot explain`: each artifact of a reference with its verdict on one host, the nearest, and what to build instead."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ class Explained:
         if self.command is None or self.need is None:
             return lines
         what = "what would fit" if self.selection.bundle is None else "one tuned for this host"
-        lines += ["", f"to build {what} ({describe_need(self.need)}):", ""]
+        lines += ["", *wrap(f"to build {what} ({describe_need(self.need)}):", width), ""]
         lines += [f"  {line}" for line in self.command.lines(width and width - 2)]
         holes = [f"{hole}: {meaning}" for hole, meaning in self.command.placeholders.items()]
         return [*lines, "", *(part for hole in holes for part in wrap(hole, width, indent="  "))]
@@ -135,9 +135,10 @@ def explain(reference: str, environment: Environment, *, config: Config, lock: P
     like = near.decision.bundle if near else selection.bundle
     manifest = manifests[like] if like else resolved.bundles[0][1]
     profiles = [profile for profile in _registered(config, resolved) if not _is_in_vain(profile, resolved, selection)]
+    if selection.bundle is not None:  # tuned elsewhere: only a build for this very card is better
+        sku = missing(environment).sku
+        profiles = [profile for profile in profiles if profile.device and profile.device.sku == sku]
     need = missing(environment, profiles=profiles)
-    if selection.bundle is not None and need.level is not Level.FITS:
-        need = missing(environment)  # a build that is tuned elsewhere is there already
     return Explained(
         resolved, selection, environment, near, need, build_command(resolved.reference, manifest.spec, need)
     )
@@ -226,13 +227,13 @@ def _registered(config: Config, resolved: Resolved) -> tuple[Profile, ...]:
         with contextlib.suppress(AotError):
             views = client.list_profiles().profiles
             return tuple(view.profile for view in sorted(views, key=lambda view: view.live_workers == 0))
-    return tuple(dict.fromkeys(manifest.profile for _, manifest in resolved.bundles))
+    return tuple(manifest.profile for _, manifest in resolved.bundles)
 
 
 def _is_in_vain(profile: Profile, resolved: Resolved, selection: Selection) -> bool:
-    """True where a build for `profile` is there already and this host cannot use it: equal keys mean equal builds.
+    """True where a build for `profile` is there already, whatever this host makes of it: equal keys mean equal builds.
 
-    Not where the artifact lacks what it must record: a new build would have it.
+    Not where all its artifacts lack what they must record: a new build would have it.
     """
     built = {
         digest
@@ -240,4 +241,6 @@ def _is_in_vain(profile: Profile, resolved: Resolved, selection: Selection) -> b
         if (manifest.profile.name, manifest.profile.capability, manifest.profile.toolchain)
         == (profile.name, profile.capability, profile.toolchain)
     }
-    return any(near.decision.bundle in built and near.change < Change.ARTIFACT for near in nearest(selection.decisions))
+    decisions = [decision for decision in selection.decisions if decision.bundle in built]
+    near = nearest(decisions)
+    return len(near) < len(decisions) or any(one.change < Change.ARTIFACT for one in near)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aot.cli.output import table
+from aot.cli.wrap import wrap
 from aot.config import Config
 from aot.runtime.fetch import Resolved
 from aot.runtime.pod import judge, look_up
@@ -80,7 +81,7 @@ def matrix_lines(matrix: Matrix, *, width: int | None = None) -> list[str]:
     lines: list[str] = []
     for part in _parts(("host", *names), columns, width):
         lines += [*table(("host", *(column[0] for column in part)), _transposed(names, part)), ""]
-    return [*lines, *_counts(matrix), "", _fleet(matrix)]
+    return [*lines, *_counts(matrix, width), "", _fleet(matrix)]
 
 
 def cell_text(cell: Cell) -> str:
@@ -91,7 +92,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def _columns(looked_up: Sequence[Resolved]) -> tuple[Column, ...]:
-    """A title is the profile, with the model's name where there are several, and the digest where that is not enough."""
+    """A title is the profile, with the model's name where there are several, and the digest where it takes that."""
     found = [(one.reference, digest, manifest.profile.name) for one in looked_up for digest, manifest in one.bundles]
     short = {one.reference: str(one.reference).rpartition("/")[2] if len(looked_up) > 1 else "" for one in looked_up}
     titles = [f"{short[reference]} {profile}".strip() for reference, _, profile in found]
@@ -162,12 +163,17 @@ def _transposed(names: Sequence[str], columns: Sequence[tuple[str, ...]]) -> lis
     return [(name, *(column[index + 1] for column in columns)) for index, name in enumerate(names)]
 
 
-def _counts(matrix: Matrix) -> list[str]:
-    rows = []
-    for index, column in enumerate(matrix.columns):
-        counts = Counter(row.cells[index].level for row in matrix.hosts)
-        rows.append((column.title, *(str(counts[level]) for level in _LEVELS)))
-    return table(("bundle", *_LEVELS), rows)
+def _counts(matrix: Matrix, width: int | None) -> list[str]:
+    """How many hosts have which level: a table, or a line for each column where that is too wide."""
+    counts = [
+        (column.title, Counter(row.cells[index].level for row in matrix.hosts))
+        for index, column in enumerate(matrix.columns)
+    ]
+    lines = table(("bundle", *_LEVELS), [(title, *(str(found[level]) for level in _LEVELS)) for title, found in counts])
+    if width is None or max(map(len, lines), default=0) <= width:
+        return lines
+    said = (f"{title}: " + "; ".join(f"{found[level]} {level}" for level in _LEVELS) for title, found in counts)
+    return [part for text in said for part in wrap(text, width)]
 
 
 def _fleet(matrix: Matrix) -> str:

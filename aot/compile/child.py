@@ -21,6 +21,7 @@ from aot.schema.codec import decode, encode
 from aot.schema.report import CompileReport, Phase
 from aot.schema.wire.errors import ErrorBody
 
+
 def main(job_file: Path, *, events: int | None) -> int:
     """Run the job in `job_file`, telling progress to the descriptor `events`. Exit code 0: there is an outcome."""
     job = decode(job_file.read_bytes(), CompileJob, what="compile job")

@@ -71,7 +71,8 @@ def build_arguments(tree: Path, name: str) -> tuple[str, ...]:
 def test_help_names_every_command(shell: Shell) -> None:
     ran = shell.aot("--help")
     assert ran.code == 0 and ran.err == ""
-    wanted = "up build submit wait cancel ls show pull verify push tag withdraw ensure explain inspect doctor version"
+    wanted = "up build submit wait cancel ls show pull verify push tag withdraw ensure explain matrix kernels inspect"
+    wanted += " doctor version"
     assert {line.split()[0] for line in ran.lines if line.startswith("  ")} >= set(wanted.split())
 
 

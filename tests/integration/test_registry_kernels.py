@@ -193,6 +193,4 @@ def test_the_command_lists_kernels(tmp_path: Path) -> None:
         assert "there is more: --after" in shell.aot("kernels", "--limit", "1").err
         assert shell.aot("kernels", "--capability", "fast").code == 2
         shown = shell.aot("show", bundle)
-        assert (
-            "  holds 2 kernel(s), 15.5 kB of instructions, 1 with local memory" in shown.out.splitlines()
-        )
+        assert "  holds 2 kernel(s), 15.5 kB of instructions, 1 with local memory" in shown.out.splitlines()
