@@ -224,6 +224,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "cores": ("container", _number),
     "deterministic": ("process", _flag),
     "matmul_precision": ("process", _one_of("highest", "high", "medium")),
+    "conv_precision": ("process", _one_of("tf32", "ieee")),
     "default_dtype": ("process", str),
     "autocast": ("process", str),
     "grad": ("process", _flag),

@@ -40,6 +40,7 @@ _STEPS = {
     "threads": "torch.set_num_threads({wanted})",
     "deterministic": "torch.use_deterministic_algorithms(False)",
     "matmul_precision": 'torch.set_float32_matmul_precision("{wanted}")',
+    "conv_precision": 'torch.backends.cudnn.conv.fp32_precision = "{wanted}"',
     "default_dtype": "torch.set_default_dtype(torch.{wanted})",
     "autocast": "load with autocast {wanted}",
     "grad": "load with gradients recorded: {wanted}",
@@ -147,7 +148,9 @@ def _step(reason: Reason) -> str:
     if reason.found == NOT_KNOWN:
         return f"update aot: {reason.text}"
     template = _STEPS.get(reason.kind)
-    return template.format(wanted=reason.wanted) if template else reason.text
+    # A statement has room for one value: the first of those that would do.
+    wanted = reason.wanted.partition(" or ")[0] if _change(reason) is Change.SETTING else reason.wanted
+    return template.format(wanted=wanted) if template else reason.text
 
 
 def _card(environment: Environment) -> Gpu | None:

@@ -4,6 +4,7 @@ The pipeline asks before it uploads, the registry before it signs (design.md, se
 unqualified"). The worker measured; what is checked here is that it measured everything, and that it all passed.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
@@ -17,6 +18,8 @@ CHECKED = "checked"
 PTRACE = "ptrace"
 PERTURBED, SECOND_CALL = "perturbed", "second call"
 MOST_NAMED = 5
+# A size in the text of an expression guard.
+_SIZE = re.compile(r"\bs\[(\d{1,6})\]\[(\d{1,6})\]")
 
 
 def faults_of(manifest: Manifest) -> tuple[str, ...]:
@@ -109,28 +112,32 @@ def _of_coverage(manifest: Manifest) -> Iterator[str]:
 def _untried_ends(artifact: Artifact, points: Sequence[dict[str, int]]) -> Iterator[str]:
     """Yield each end of each range at which there was no call: what goes wrong goes wrong at the ends.
 
-    Where a guard ties sizes together, an end may lie outside of the coverage, and only the program knows.
+    Where a guard ties a dimension to others or to a step, an end of it may lie outside of the coverage, and only the
+    program knows: then two sizes of that dimension stand for its ends.
     """
-    if any(_ties_sizes(guard, artifact) for guard in artifact.input_guards):
-        return
+    tied = {name for guard in artifact.input_guards for name in _tied_names(guard, artifact)}
     for dimension in artifact.coverage.dimensions:
         tried = {point[dimension.name] for point in points if dimension.name in point}
+        if dimension.name in tied and len(tried) >= min(2, len(dimension.ends)):
+            continue
         for end in dimension.ends:
             if end not in tried:
                 yield f"{dimension.name} {end}"
 
 
-def _ties_sizes(guard: InputGuard, artifact: Artifact) -> bool:
-    """Whether the guard says more of the sizes than the names of the dimensions and their steps do."""
+def _tied_names(guard: InputGuard, artifact: Artifact) -> frozenset[int | str | None]:
+    """Return the dimensions of which the guard says more than their names and steps do."""
     if guard.kind not in RELATIONS:
-        return False
+        return frozenset()
     name = _size_at(artifact, guard.input, guard.dim)
     if guard.kind == "equal" and guard.other is not None:
-        return name is None or name != _size_at(artifact, *guard.other)
+        both = frozenset((name, _size_at(artifact, *guard.other)))
+        return both if len(both) > 1 else frozenset()
     if guard.kind == "divisible" and guard.low:
         steps = [one.multiple_of for one in artifact.coverage.dimensions if one.name == name]
-        return not any(step % guard.low == 0 for step in steps)
-    return True
+        return frozenset() if any(step % guard.low == 0 for step in steps) else frozenset((name,))
+    places = _SIZE.findall(guard.value or "")
+    return frozenset(_size_at(artifact, int(index), int(dim)) for index, dim in places)
 
 
 def _size_at(artifact: Artifact, index: int | None, dim: int | None) -> int | str | None:

@@ -88,6 +88,7 @@ def program_guards(
         "deterministic": None if process.deterministic is None else str(process.deterministic).lower(),
         "default_dtype": process.default_dtype,
         "matmul_precision": _same_products(process.matmul_precision, on_card=on_card) if precise else _PRECISIONS,
+        "conv_precision": process.conv_precision if on_card and multiplies else None,
         "sm_floor": str(profile.device.sm_count) if profile.device and cooperative else None,
     }
     return tuple(HostGuard(kind=kind, value=value) for kind, value in values.items() if value is not None)

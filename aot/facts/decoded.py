@@ -8,6 +8,7 @@ class Offence:
     """The first instruction of a function that needs `feature`. `address` and `text` are as a disassembler prints them.
 
     `function` is the mangled symbol, "" where the file is stripped of it; `offset` counts from the function's start.
+    Of code in no known function they are "section .text" and the offset in that section.
     """
 
     function: str
@@ -22,7 +23,7 @@ class Offence:
 
 @dataclass(frozen=True, kw_only=True)
 class Undecoded:
-    """A place in a function whose bytes are no instruction; what follows it in that function was not read."""
+    """A place in a function, or in a gap, whose bytes are no instruction; what follows it there was not read."""
 
     function: str
     offset: int

@@ -1,6 +1,7 @@
-"""Where the functions of a shared object are: the only bytes of its code sections that are known to be instructions.
+"""Where the functions of a shared object are, and the executable bytes that are in none.
 
-Jump tables, literal pools and padding stand between functions, and decoded they look like instructions of any kind.
+The latter hold the padding between functions, the PLT and start files of a stripped library, and whatever else a
+processor may be sent to: they are gaps, which is no word for harmless. Bytes that a symbol calls data are in neither.
 A range comes from a function symbol, or from the unwind table (`.eh_frame`), which survives `strip` and which
 compilers write for every function on x86-64 and AArch64.
 Sources: gabi, chapter 4; ELF for the Arm 64-bit Architecture, "Mapping symbols" (`$x` begins code, `$d` data).
@@ -34,8 +35,9 @@ _STT_GNU_IFUNC = 10
 
 @dataclass(frozen=True)
 class Area:
-    """Executable bytes of the file, at `address` once they are mapped."""
+    """Executable bytes of the file, at `address` once they are mapped. `name` is for people: "section .text"."""
 
+    name: str
     address: int
     offset: int
     size_bytes: int
@@ -47,11 +49,15 @@ class Area:
 
 @dataclass(frozen=True)
 class Function:
-    """Bytes to decode from their first one. `name` is the mangled symbol; "" where only the unwind table knows it."""
+    """Bytes to decode from their first one. `name` is the mangled symbol; "" where only the unwind table knows it.
+
+    A gap has the name of its section, and `origin`, from which its offsets count, is where that section begins.
+    """
 
     name: str
     address: int
     content: bytes
+    origin: int
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,10 @@ def read_code(elf: Elf) -> Code:
     between = _subtract(areas.ranges, _merge([*covered, *data]))
     return Code(
         functions=tuple(
-            Function(marks.names.get(low, ""), low, areas.content(low, high)) for low, high in _split(covered, starts)
+            Function(marks.names.get(low, ""), low, areas.content(low, high), low)
+            for low, high in _split(covered, starts)
         ),
-        gaps=tuple(Function("", low, areas.content(low, high)) for low, high in between),
+        gaps=tuple(areas.gap(low, high) for low, high in between),
     )
 
 
@@ -109,17 +116,24 @@ class Areas:
         return self._areas[index].end
 
     def content(self, low: int, high: int) -> bytes:
-        area = self._areas[bisect_right(self.starts, low) - 1]
+        area = self._at(low)
         return self._image.bytes_at(area.offset + low - area.address, high - low)
+
+    def gap(self, low: int, high: int) -> Function:
+        area = self._at(low)
+        return Function(area.name, low, self.content(low, high), area.address)
+
+    def _at(self, address: int) -> Area:
+        return self._areas[bisect_right(self.starts, address) - 1]
 
 
 def _areas(elf: Elf) -> Iterator[Area]:
     for section in elf.sections:
         if section.flags & SHF_EXECUTE and section.kind != SHT_NOBITS and section.size_bytes:
-            yield Area(section.address, section.offset, section.size_bytes)
+            yield Area(f"section {section.name}", section.address, section.offset, section.size_bytes)
     for segment in () if elf.sections else elf.segments():
         if segment.kind == PT_LOAD and segment.flags & PF_EXECUTE and segment.size_bytes:
-            yield Area(segment.address, segment.offset, segment.size_bytes)
+            yield Area("an executable segment", segment.address, segment.offset, segment.size_bytes)
 
 
 def _marks(elf: Elf, areas: Areas) -> _Marks:

@@ -1,6 +1,7 @@
 """Which instructions a shared object is made of: what its bytes ask of a processor, whatever it was built for.
 
-Every function is decoded from its first byte to its last (aot.facts.functions says where functions are). Instructions
+Every function is decoded from its first byte to its last (aot.facts.functions says where functions are), and so is
+every gap between them, its padding left out: code in no known function is executed like any other. Instructions
 behind a test of the processor (ifunc, `cpuid`) count like all others: Inductor writes no such code, and a library with
 it linked in statically is reported for its highest level.
 
@@ -23,8 +24,8 @@ class IsaFacts:
     """`features` are those that the code uses, as /proc/cpuinfo spells them, sorted.
 
     `level` is the least level that has them, and `+feature` for each that no level has: "x86-64-v4+avx512_vnni".
-    `vector_bits` is the widest vector register of fixed width: 0, 64, 128, 256 or 512. `undecoded` and `unread_bytes`
-    (in executable sections, in no known function, and no padding) are what the facts say nothing about.
+    `vector_bits` is the widest vector register of fixed width: 0, 64, 128, 256 or 512. `functions` and `code_bytes`
+    are of known functions. The facts say nothing about what begins at each of `undecoded`: `unread_bytes` in all.
     """
 
     machine: str

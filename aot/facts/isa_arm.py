@@ -79,7 +79,7 @@ _MATRIX = re.compile(r"\bza\d*\b")
 _IMMEDIATE = re.compile(r"#-?[0-9a-fx.]+")
 # Half-precision numbers are converted, loaded and stored by every processor; FEAT_FP16 computes with them.
 _HALF_EVERYWHERE = re.compile(r"fcvt|fcvtl2?|fcvtn2?|fmlal2?|fmlsl2?")
-_NOP = b"\x1f\x20\x03\xd5"
+_ZERO = bytes(4)
 
 
 @lru_cache(maxsize=65_536)
@@ -123,13 +123,12 @@ def _of_sve(mnemonic: str, operands: str) -> set[str]:
 
 
 def decode_arm(code: Code) -> Decoded:
-    """Return what the functions of `code` use, each feature once a function."""
+    """Return what the functions and gaps of `code` use, each feature once in each of them."""
     decoder = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
     uses: list[Offence] = []
     undecoded: list[Undecoded] = []
-    bits = 0
-    unread = sum(len(gap.content) for gap in code.gaps if gap.content.replace(_NOP, b"").strip(b"\0"))
-    for function in code.functions:
+    bits = unread = 0
+    for function in (*code.functions, *(piece for gap in code.gaps for piece in _without_zeros(gap))):
         end = function.address
         seen: set[str] = set()
         for address, mnemonic, operands in _instructions(decoder, function):
@@ -143,9 +142,25 @@ def decode_arm(code: Code) -> Decoded:
         rest = function.content[end - function.address :]
         if rest:
             unread += len(rest)
-            place = end - function.address
+            place = end - function.origin
             undecoded.append(Undecoded(function=function.name, offset=place, address=end, content=rest[:4]))
     return Decoded(uses=tuple(uses), undecoded=tuple(undecoded), vector_bits=bits, unread_bytes=unread)
+
+
+def _without_zeros(gap: Function) -> Iterator[Function]:
+    """Yield the pieces of a gap between words of zeros, which no compiler writes as code.
+
+    Instructions are words at addresses that are multiples of four: other bytes are a piece of their own.
+    """
+    content = gap.content
+    begin = None
+    for place in _words(gap):
+        is_padding = not content[place : place + 4 - (gap.address + place) % 4].strip(b"\0")
+        if is_padding and begin is not None:
+            yield replace(gap, address=gap.address + begin, content=content[begin:place])
+        begin = None if is_padding else place if begin is None else begin
+    if begin is not None:
+        yield replace(gap, address=gap.address + begin, content=content[begin:])
 
 
 def _instructions(decoder: "capstone.Cs", function: Function) -> Iterator[tuple[int, str, str]]:
@@ -155,5 +170,5 @@ def _instructions(decoder: "capstone.Cs", function: Function) -> Iterator[tuple[
 
 def _use(function: Function, address: int, text: str, feature: str) -> Offence:
     return Offence(
-        function=function.name, offset=address - function.address, address=address, text=text, feature=feature
+        function=function.name, offset=address - function.origin, address=address, text=text, feature=feature
     )

@@ -38,7 +38,6 @@ _EVERYWHERE = frozenset(
 )
 _KINDS = {value: name for name, value in vars(iced.OpCodeOperandKind).items() if name[:1].isupper()}
 _NAMES = {value: name for name, value in vars(iced.CpuidFeature).items() if name[:1].isupper()}
-_PADDING = frozenset((iced.Mnemonic.NOP, iced.Mnemonic.INT3))
 _WIDTHS = {"MM": 64, "XMM": 128, "YMM": 256, "ZMM": 512}
 
 
@@ -72,21 +71,18 @@ def _needs(code: int) -> _Needs:
 
 
 def decode_x86(code: Code) -> Decoded:
-    """Return what the functions of `code` use, each feature once a function."""
+    """Return what the functions and gaps of `code` use, each feature once in each of them."""
     uses: list[Offence] = []
     undecoded: list[Undecoded] = []
-    bits = 0
-    unread = sum(len(gap.content) for gap in code.gaps if not _is_padding(gap.content))
-    for function in code.functions:
+    bits = unread = 0
+    known = ((function, _instructions(function)) for function in code.functions)
+    for function, instructions in (*known, *((gap, _without_zeros(gap)) for gap in code.gaps)):
         seen: set[str] = set()
-        for instruction in _first_of_each(function):
-            offset = instruction.ip - function.address
+        for instruction in _first_of_each(instructions):
             if instruction.is_invalid:
-                unread += len(function.content) - offset
-                content = function.content[offset : offset + 8]
-                undecoded.append(
-                    Undecoded(function=function.name, offset=offset, address=instruction.ip, content=content)
-                )
+                rest = function.content[instruction.ip - function.address :]
+                unread += len(rest)
+                undecoded.append(_undecoded(function, instruction.ip, rest[:8]))
                 break
             needs = _needs(instruction.code)
             bits = max(bits, needs.vector_bits)
@@ -97,10 +93,31 @@ def decode_x86(code: Code) -> Decoded:
     return Decoded(uses=tuple(uses), undecoded=tuple(undecoded), vector_bits=bits, unread_bytes=unread)
 
 
-def _first_of_each(function: Function) -> Iterator[iced.Instruction]:
+def _instructions(function: Function) -> Iterator[iced.Instruction]:
+    return iter(iced.Decoder(64, function.content, ip=function.address))
+
+
+def _without_zeros(gap: Function) -> Iterator[iced.Instruction]:
+    """Yield the instructions of a gap, and go on behind zeros, which decode to `add [rax],al` and hide what follows.
+
+    A single zero is padding where the gap begins or ends with it; elsewhere it is the opcode of an addition.
+    """
+    content = gap.content
+    decoder = iced.Decoder(64, content, ip=gap.address)
+    while decoder.can_decode:
+        place = decoder.position
+        rest = content[place : place + 2]
+        if rest[:1] == b"\0" and (place == 0 or rest[1:] in (b"", b"\0")):
+            place += len(content) - place - len(content[place:].lstrip(b"\0"))
+            decoder.position, decoder.ip = place, gap.address + place
+            continue
+        yield decoder.decode()
+
+
+def _first_of_each(instructions: Iterator[iced.Instruction]) -> Iterator[iced.Instruction]:
     """Yield the first instruction of each encoding, and the first that cannot be decoded, in order."""
     known: set[int] = set()
-    for instruction in iced.Decoder(64, function.content, ip=function.address):
+    for instruction in instructions:
         code = instruction.code
         if code not in known:
             known.add(code)
@@ -110,14 +127,12 @@ def _first_of_each(function: Function) -> Iterator[iced.Instruction]:
 def _use(function: Function, instruction: iced.Instruction, feature: str) -> Offence:
     return Offence(
         function=function.name,
-        offset=instruction.ip - function.address,
+        offset=instruction.ip - function.origin,
         address=instruction.ip,
         text=format(instruction, "i"),
         feature=feature,
     )
 
 
-def _is_padding(content: bytes) -> bool:
-    if not content.strip(b"\0"):
-        return True
-    return all(instruction.mnemonic in _PADDING for instruction in iced.Decoder(64, content))
+def _undecoded(function: Function, address: int, content: bytes) -> Undecoded:
+    return Undecoded(function=function.name, offset=address - function.origin, address=address, content=content)

@@ -60,6 +60,7 @@ RULES: dict[str, Rule] = {
         Rule("hip", _EXACT, _IMAGE, ("container.hip",), software.check_hip),
         Rule("threads", _EXACT, _SETTING, ("container.threads",), process.check_threads),
         Rule("deterministic", _MONOTONE, _SETTING, ("process.deterministic",), process.check_deterministic),
+        Rule("conv_precision", _EXACT, _SETTING, ("process.conv_precision",), process.check_conv_precision),
         Rule("matmul_precision", _EXACT, _SETTING, ("process.matmul_precision",), process.check_matmul_precision),
         Rule("default_dtype", _EXACT, _SETTING, ("process.default_dtype",), process.check_default_dtype),
         Rule("autocast", _EXACT, _SETTING, ("process.autocast",), process.check_autocast),

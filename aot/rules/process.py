@@ -12,6 +12,7 @@ from aot.schema.environment import Environment, ProcessFacts
 FRESH_PROCESS = ProcessFacts(
     deterministic=False,
     matmul_precision="highest",
+    conv_precision="tf32",
     default_dtype="float32",
     autocast="off",
     grad=True,
@@ -45,6 +46,15 @@ def check_matmul_precision(value: str, environment: Environment) -> Reason | Non
     """
     text = "compiled for float32 products of precision {wanted}, this process has {found}"
     return one_of("matmul_precision", value, environment.process.matmul_precision, text)
+
+
+def check_conv_precision(value: str, environment: Environment) -> Reason | None:
+    """Exact: Triton's convolutions have it baked in, apart from that of products, and cuDNN follows the process.
+
+    Source: torch/_inductor/kernel/conv.py, ALLOW_TF32=torch.backends.cudnn.allow_tf32; it is on by default.
+    """
+    text = "compiled for float32 convolutions of precision {wanted}, this process has {found}"
+    return same("conv_precision", value, environment.process.conv_precision, text)
 
 
 def check_default_dtype(value: str, environment: Environment) -> Reason | None:

@@ -4,18 +4,20 @@ A process that ends sooner does at its end what must not be lost, for no longer 
 """
 
 import atexit
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+log = logging.getLogger("aot")
 LATER_SECONDS = 5.0
 # A registry that does not answer must not keep a process that has done its work.
 EXIT_SECONDS = 1.0
 
 
 class Task(Struct, frozen=True):
-    """`at_exit`: it is done also where the process ends first; else it is left to the next process. Never raises."""
+    """`at_exit`: it is done also where the process ends first; else it is left to the next process."""
 
     run: Callable[[], None]
     at_exit: bool = False
@@ -39,11 +41,20 @@ class _Later(threading.Thread):
 
     def run(self) -> None:
         ending = self._ending.wait(LATER_SECONDS)
-        for task in self._tasks:
-            if task.at_exit or not ending:
-                task.run()
-        atexit.unregister(self._at_exit)
+        try:
+            for task in self._tasks:
+                if task.at_exit or not ending:
+                    _run(task)
+        finally:
+            atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         self._ending.set()
         self.join(EXIT_SECONDS)
+
+
+def _run(task: Task) -> None:
+    try:
+        task.run()
+    except Exception:  # a full disk in one task must not lose the next one
+        log.exception("what a load left to be done failed")

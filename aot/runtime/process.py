@@ -39,6 +39,7 @@ def observe_process() -> ProcessFacts:
     return ProcessFacts(
         deterministic=torch.are_deterministic_algorithms_enabled(),
         matmul_precision=_matmul_precision(),
+        conv_precision=_conv_precision(),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         autocast=_autocast(),
         grad=torch.is_grad_enabled(),
@@ -61,6 +62,17 @@ def _matmul_precision() -> str:
     if "bf16" in found:
         return "medium"
     return "high" if "tf32" in found else "highest"
+
+
+def _conv_precision() -> str:
+    """Return "tf32" or "ieee" for float32 convolutions by cuDNN, whichever interface has set it."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    found = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    if found is None:  # a torch without the newer interface
+        return "tf32" if cudnn.allow_tf32 else "ieee"
+    return "tf32" if found == "tf32" else "ieee"
 
 
 def _autocast() -> str:

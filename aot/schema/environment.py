@@ -50,6 +50,7 @@ class ProcessFacts(Document, kw_only=True):
 
     deterministic: bool | None = None  # torch.use_deterministic_algorithms
     matmul_precision: str | None = None  # of float32: "highest", "high" or "medium"
+    conv_precision: str | None = None  # of float32 convolutions on a card: "tf32" or "ieee"
     default_dtype: str | None = None  # "float32"
     autocast: str | None = None  # "off", or "cuda:bfloat16"
     grad: bool | None = None  # gradients are recorded

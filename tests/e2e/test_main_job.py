@@ -144,7 +144,10 @@ def test_a_pod_without_compilers_and_network_runs_it_as_eager_does(job: Job, tmp
     report = json.loads(ran.stdout)
     assert (report["outcome"], report["reasons"], report["bundle"]) == ("compiled", [], job.bundle)
     assert report["results"] == [1, 3, 8, 1, 3, 8]
-    assert report["counters"]["calls"] == report["counters"]["compiled"] == 3
+    counters = report["counters"]
+    # On a busy machine the proof may have found eager the faster one at some size of so small a program.
+    assert counters["calls"] == counters["compiled"] + counters["eager_won"] == 3
+    assert counters["guard_misses"] == counters["failed"] == 0
     assert report["after"]["eager"] == report["after"]["guard_misses"] == 1
     assert all("8" in miss and "9" in miss for miss in report["misses"])
     assert report["compiler_modules"] == []
@@ -187,9 +190,9 @@ def test_it_can_be_looked_at(job: Job) -> None:
     assert manifest["qualification"]["start"]["processes"] == []
     assert shown["digest"] == job.bundle
     assert (manifest["provenance"]["commit"], manifest["provenance"]["commit_told_by"]) == (COMMIT, "ci")
-    for speed in manifest["artifacts"][0]["speeds"]:
-        for measured in (speed["eager"], speed["compiled"]):
-            assert [one["threads"] for one in measured["throughput"]] == THREADS
+    measured = [one for speed in manifest["artifacts"][0]["speeds"] for one in (speed["eager"], speed["compiled"])]
+    told = [[rate["threads"] for rate in one["throughput"]] for one in measured if "throughput" in one]
+    assert told and all(threads == THREADS for threads in told)  # left out where calls were too slow just then
     plain = job.aot("show", "tiny")
     assert f"from commit {COMMIT} (as CI says; nobody has looked for changes)" in plain.out
     assert "; 1 thread " in plain.out and " calls/s, eager " in plain.out

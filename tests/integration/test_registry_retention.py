@@ -9,11 +9,12 @@ import pytest
 
 from aot.errors import AotError, BlobMissing, BlobPending, BundleNotFound, StorageUnavailable
 from aot.schema.digest import Digest
+from aot.schema.manifest import Manifest
 from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.spec import Blob, File
 from aot.schema.state import BlobState
 from aot.schema.wire.blobs import DownloadLinksRequest, OpenUploadsRequest
-from aot.schema.wire.builds import CancelRequest, SubmitRequest
+from aot.schema.wire.builds import CancelRequest, Claim, SubmitRequest
 from aot.schema.wire.bundles import FindRequest, TagRequest, WithdrawRequest
 from aot.schema.wire.workers import Outcome, Receipt
 from registry.db.models import BlobRow
@@ -35,12 +36,19 @@ def service(tmp_path):
 
 def a_bundle(service: Service, name: str = "mini", *, tags: tuple[str, ...] = (), content: bytes = b"") -> Digest:
     """Publish a bundle with one file of its own."""
-    own = a_file("lib/model.so", content or name.encode())
+    claim = a_claim(service, name, tags=tags)
+    return service.publish(claim, a_built(claim, content or name.encode())).bundle
+
+
+def a_claim(service: Service, name: str, *, tags: tuple[str, ...] = ()) -> Claim:
     spec = a_spec(name, source=a_source(f"source of {name}".encode()))
     build = service.submit(spec, tags=tuple(Tag(tag) for tag in tags)).build
-    claim = service.claim("cpu-v3", build=build.id)
-    manifest = a_manifest(claim.spec, profile=claim.profile, artifacts=(an_artifact(files=(own,)),))
-    return service.publish(claim, manifest).bundle
+    return service.claim("cpu-v3", build=build.id)
+
+
+def a_built(claim: Claim, content: bytes) -> Manifest:
+    own = a_file("lib/model.so", content)
+    return a_manifest(claim.spec, profile=claim.profile, artifacts=(an_artifact(files=(own,)),))
 
 
 def file_of(service: Service, bundle: Digest) -> Digest:
@@ -244,10 +252,13 @@ def test_a_publish_beside_retention_keeps_its_bytes(service: Service, monkeypatc
         while not ended.is_set():
             retain(service.deps)
 
-    def publishing(number: int) -> Digest:
+    # Before the race: a build that is asked for twice is another publisher's to claim.
+    claims = [a_claim(service, f"m{number}", tags=("prod",)) for number in range(4)]
+
+    def publishing(claim: Claim) -> Digest:
         for _ in range(50):
             try:
-                return a_bundle(service, f"m{number}", tags=("prod",), content=shared)
+                return service.publish(claim, a_built(claim, shared)).bundle
             except AotError as error:
                 assert error.code in ("blob-pending", "blob-missing"), error
         raise AssertionError("never published")
@@ -255,7 +266,7 @@ def test_a_publish_beside_retention_keeps_its_bytes(service: Service, monkeypatc
     with ThreadPoolExecutor(6) as pool:
         sweepers = [pool.submit(sweeping) for _ in range(2)]
         try:
-            published = list(pool.map(publishing, range(4)))
+            published = list(pool.map(publishing, claims))
         finally:
             ended.set()
         for sweeper in sweepers:

@@ -189,6 +189,10 @@ def test_every_precision_that_gives_the_same_code_is_recorded() -> None:
     assert of_program(GPU, matmul_precision="medium")["matmul_precision"] == "high medium"
     assert of_program(a_profile(), recipe=frozen, matmul_precision="medium")["matmul_precision"] == "medium"
     assert of_program(GPU, multiplies=False)["matmul_precision"] == "highest high medium"
+    assert of_program(GPU)["conv_precision"] == "tf32"
+    assert of_program(GPU, conv_precision="ieee")["conv_precision"] == "ieee"
+    assert "conv_precision" not in of_program(GPU, multiplies=False)
+    assert "conv_precision" not in of_program(a_profile())
     assert of_program(a_profile())["matmul_precision"] == "highest high medium"
 
 

@@ -67,3 +67,18 @@ def test_everything_is_done_after_some_seconds_and_then_not_at_the_end(monkeypat
     [at_exit] = forgotten
     at_exit()  # type: ignore[operator]
     assert done == ["left", "told"]
+
+
+def test_a_task_that_fails_loses_no_other() -> None:
+    code, lines, _ = output_of(
+        told="1 / 0 or say('never')", end="run_later([Task(lambda: say('second'), at_exit=True)])"
+    )
+    assert (code, "second" in lines) == (0, True)
+
+
+def test_within_one_load_a_failing_task_is_logged_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+    later._run(Task(lambda: [][1]))  # type: ignore[arg-type, return-value]
+    later._run(Task(lambda: done.append("next")))
+    assert done == ["next"]
+    assert "what a load left to be done failed" in caplog.text

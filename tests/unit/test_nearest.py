@@ -144,3 +144,10 @@ def test_a_profile_is_judged_by_what_its_builds_will_ask() -> None:
     assert isinstance(verdict_on_profile(a_profile(), an_environment(node=a_node(cpu=None))), Undecided)
     lesser = an_environment(node=a_node(cpu=Capability("cpu:x86-64-v2")))
     assert isinstance(verdict_on_profile(a_profile(), lesser), Rejected)
+
+
+def test_a_statement_names_one_of_the_values_that_would_do() -> None:
+    (near,) = nearest([rejected(("matmul_precision", "high or medium", "highest"))])
+    assert near.steps == ('torch.set_float32_matmul_precision("high")',)
+    (near,) = nearest([rejected(("torch", "2.13.0+cpu or 2.13.1+cpu", "2.12.0+cpu"))])
+    assert near.steps == ("install torch 2.13.0+cpu or 2.13.1+cpu",)

@@ -122,7 +122,21 @@ def test_the_ends_of_a_range_are_those_that_a_call_can_have(artifact: Artifact, 
 def test_an_end_may_be_out_of_reach_only_where_a_guard_ties_sizes(guard: InputGuard, may_miss_ends: bool) -> None:
     plain = an_artifact()
     artifact = altered(plain, input_guards=(*plain.input_guards, guard), inputs=(*plain.inputs, *plain.inputs))
-    assert (faults_of(proven((artifact,), **tried_at(1))) == ()) is may_miss_ends
+    assert (faults_of(proven((artifact,), **tried_at(1, 5))) == ()) is may_miss_ends
+    assert faults_of(proven((artifact,), **tried_at(5))) != ()  # one size stands for no range
+
+
+def test_a_tie_of_one_dimension_excuses_no_other() -> None:
+    plain = an_artifact()
+    both = a_coverage(dimensions=(Dimension(name="batch", low=1, high=32), Dimension(name="length", low=2, high=9)))
+    inputs = (altered(plain.inputs[0], shape=("batch", "length")),)
+    tie = InputGuard(kind="divisible", input=0, dim=1, low=3)
+    artifact = altered(plain, coverage=both, inputs=inputs, input_guards=(*plain.input_guards, tie))
+    agreements = [an_agreement(point={"batch": 4, "length": size}, variant="second call") for size in (3, 9)]
+    assert faults_of(proven((artifact,), agreements=tuple(agreements))) == (
+        "artifact 0 was not compared with eager at batch 1, where its coverage ends",
+        "artifact 0 was not compared with eager at batch 32, where its coverage ends",
+    )
 
 
 def test_a_step_that_the_dimension_has_itself_ties_nothing() -> None:

@@ -85,6 +85,8 @@ TABLE = [
     ("deterministic", "false", {}, {"deterministic": True}),
     ("matmul_precision", "highest", {}, {"matmul_precision": "high"}),
     ("matmul_precision", "high medium", {"matmul_precision": "medium"}, {}),
+    ("conv_precision", "tf32", {}, {"conv_precision": "ieee"}),
+    ("conv_precision", "ieee", {"conv_precision": "ieee"}, {}),
     ("default_dtype", "float32", {}, {"default_dtype": "bfloat16"}),
     ("autocast", "off", {}, {"autocast": "cuda:bfloat16"}),
     ("autocast", "cuda:bfloat16", {"autocast": "cuda:bfloat16"}, {"autocast": "cuda:float16"}),

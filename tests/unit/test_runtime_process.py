@@ -108,3 +108,14 @@ def test_equal_cards_need_no_question() -> None:
 def test_a_module_on_the_cpu_keeps_every_card_in_view() -> None:
     environment = an_environment(node=a_node(gpus=(SMALL, a_gpu())))
     assert observe_here(environment, torch.nn.Linear(2, 2)).node == environment.node
+
+
+@pytest.mark.parametrize(("setting", "found"), [("tf32", "tf32"), ("ieee", "ieee")])
+def test_the_precision_of_convolutions_is_its_own_fact(setting: str, found: str) -> None:
+    before = torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = setting
+    try:
+        process = observe_process()
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+    assert (process.conv_precision, process.matmul_precision) == (found, "highest")
