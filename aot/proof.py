@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
-from aot.schema.artifact import Artifact, Winner
+from aot.errors import InvalidCapability
+from aot.schema.artifact import Artifact, CodeFacts, Winner
+from aot.schema.capability import Capability
 from aot.schema.guard import RELATIONS, InputGuard
 from aot.schema.manifest import Manifest
 from aot.schema.recipe import Randomness, Route
@@ -57,12 +59,15 @@ def _of_start(manifest: Manifest, start: StartProof | None) -> Iterator[str]:
 
 
 def _of_emulation(manifest: Manifest) -> Iterator[str]:
-    """Yield what an emulated proof lacks; and a host of a higher level than the profile's that nobody accounts for."""
+    """Yield what an emulated proof lacks: calls of each artifact, under perturbed weights too unless it is frozen.
+
+    The ends of coverages and second calls are the native proof's: they go wrong in code, which is the same there.
+    Without emulation, yield what a host that is not of the profile's level leaves open.
+    """
     proof, wanted = manifest.qualification, manifest.profile.capability
     emulation = proof.emulation
     if emulation is None:
-        if proof.host_cpu is not None and wanted.family == "cpu" and proof.host_cpu != wanted and not proof.not_run:
-            yield f"it was proven on a CPU of {proof.host_cpu} alone, and nothing says why not on one of {wanted}"
+        yield from _of_host(manifest)
         return
     where = f"on an emulated CPU of {emulation.cpu}, "
     if emulation.cpu != wanted:
@@ -74,6 +79,47 @@ def _of_emulation(manifest: Manifest) -> Iterator[str]:
     for index in range(len(manifest.artifacts)):
         if all(agreement.artifact != index for agreement in emulation.agreements):
             yield f"{where}artifact {index} was not compared with eager"
+        elif not manifest.frozen and all(
+            (agreement.artifact, agreement.weights) != (index, PERTURBED) for agreement in emulation.agreements
+        ):
+            yield f"{where}artifact {index} was not compared under {PERTURBED} weights"
+
+
+def _of_host(manifest: Manifest) -> Iterator[str]:
+    """Yield why a proof on the host alone says nothing of the profile's level.
+
+    A host with more than the level runs what a CPU of it does not. Then the instructions stand for the run, and must
+    have been read, all of them.
+    """
+    proof, wanted = manifest.qualification, manifest.profile.capability
+    host = proof.host_cpu
+    if wanted.family != "cpu" or host == wanted:
+        return
+    if host is None and not proof.not_run:
+        return  # of 0.1.0, which recorded no host; proofs of today always say which, or why nothing ran
+    if host is None:
+        yield f"it was proven on a CPU that was not observed, wanted {wanted}"
+    elif not proof.not_run:
+        yield f"it was proven on a CPU of {host} alone, and nothing says why not on one of {wanted}"
+    elif not host.runs(wanted):
+        yield f"it was proven on a CPU of {host}, which does not run all code for {wanted}"
+    else:
+        for index, artifact in enumerate(manifest.artifacts):
+            if fault := _unread(artifact.code, wanted):
+                yield f"it was proven on a CPU of {host} alone, and the code of artifact {index} {fault}"
+
+
+def _unread(code: CodeFacts | None, wanted: Capability) -> str | None:
+    """Return why the instructions that were read do not show that a CPU of `wanted` runs them."""
+    if code is None:
+        return "was not read"
+    if code.unread_bytes:
+        return f"has {code.unread_bytes} bytes that were not read"
+    try:
+        level = Capability.parse(f"cpu:{code.level}")
+    except InvalidCapability:
+        return f"needs {code.level}, which is not known"
+    return None if wanted.covers(level) else f"needs {level}, wanted {wanted}"
 
 
 def _of_calls(proof: Qualification | Emulation) -> Iterator[str]:

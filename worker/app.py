@@ -17,7 +17,7 @@ from aot.client.connect import open_client
 from aot.emulator import Emulator, NoEmulator, find_emulator
 from aot.environment import observe_environment
 from aot.pipeline import observe_profiles
-from aot.qualify.emulated import needs_emulation
+from aot.qualify.emulated import host_of, needs_emulation
 from aot.sandbox import Bubblewrap, find_sandbox
 from aot.schema.names import Name
 from aot.schema.profile import Profile
@@ -76,7 +76,7 @@ def _bench_of(settings: Settings, scratch: Path) -> Bench:
     environment = observe_environment()
     profiles = observe_profiles(environment, only=settings.profile)
     for profile in profiles:
-        if needs_emulation(profile, environment.node.cpu):
+        if needs_emulation(profile, host_of(profile, environment.node)):
             tell_emulator(profile)
     return Bench(
         name=settings.name,

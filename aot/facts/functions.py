@@ -1,7 +1,8 @@
 """Where the functions of a shared object are, and the executable bytes that are in none.
 
 The latter hold the padding between functions, the PLT and start files of a stripped library, and whatever else a
-processor may be sent to: they are gaps, which is no word for harmless. Bytes that a symbol calls data are in neither.
+processor may be sent to: they are gaps, which is no word for harmless. What a symbol of an object covers is one too;
+literal pools, as AArch64 marks them, are neither.
 A range comes from a function symbol, or from the unwind table (`.eh_frame`), which survives `strip` and which
 compilers write for every function on x86-64 and AArch64.
 Sources: gabi, chapter 4; ELF for the Arm 64-bit Architecture, "Mapping symbols" (`$x` begins code, `$d` data).
@@ -70,10 +71,11 @@ class Code:
 
 @dataclass(frozen=True)
 class _Marks:
-    """Addresses: ranges that are code, ranges that are data, and the names of places where code begins."""
+    """Addresses: ranges that are code, objects, literal pools, and the names of places where code begins."""
 
     code: list[tuple[int, int]]
-    data: list[tuple[int, int]]
+    objects: list[tuple[int, int]]
+    pools: list[tuple[int, int]]
     names: dict[int, str]
 
 
@@ -81,11 +83,10 @@ def read_code(elf: Elf) -> Code:
     """Return the functions of an executable file or shared object. Raises MalformedDocument."""
     areas = Areas(elf)
     marks = _marks(elf, areas)
-    data = _merge(marks.data)
-    covered = list(_subtract(_merge(marks.code), data))
+    covered = list(_subtract(_merge(marks.code), _merge([*marks.objects, *marks.pools])))
     # Sections that touch are still apart in the file.
     starts = sorted({*marks.names, *(start for start, _ in marks.code), *areas.starts})
-    between = _subtract(areas.ranges, _merge([*covered, *data]))
+    between = _subtract(areas.ranges, _merge([*covered, *marks.pools]))
     return Code(
         functions=tuple(
             Function(marks.names.get(low, ""), low, areas.content(low, high), low)
@@ -137,7 +138,7 @@ def _areas(elf: Elf) -> Iterator[Area]:
 
 
 def _marks(elf: Elf, areas: Areas) -> _Marks:
-    marks = _Marks(code=list(_unwound(elf, areas)), data=[], names={})
+    marks = _Marks(code=list(_unwound(elf, areas)), objects=[], pools=[], names={})
     unsized: set[int] = set()
     places: set[int] = set()
     mapping: dict[int, str] = {}
@@ -150,7 +151,7 @@ def _marks(elf: Elf, areas: Areas) -> _Marks:
             else:
                 unsized.add(symbol.value)
         elif symbol.kind == STT_OBJECT and symbol.size_bytes:
-            marks.data.append((symbol.value, end))
+            marks.objects.append((symbol.value, end))
         elif symbol.kind == STT_NOTYPE and name[:2] in ("$x", "$d"):
             mapping[symbol.value] = name[1]
     sized = _merge(marks.code)
@@ -158,7 +159,7 @@ def _marks(elf: Elf, areas: Areas) -> _Marks:
     # Written in assembly without a size, as in crti.o: it reaches to whatever is named next.
     marks.code.extend((value, _following(ends, value)) for value in unsized if not _holds(sized, value))
     turns = sorted({*(value for value, letter in mapping.items() if letter == "x"), *(e for _, e in areas.ranges)})
-    marks.data.extend((value, _following(turns, value)) for value, letter in mapping.items() if letter == "d")
+    marks.pools.extend((value, _following(turns, value)) for value, letter in mapping.items() if letter == "d")
     return marks
 
 

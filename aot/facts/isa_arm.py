@@ -8,6 +8,7 @@ authentication and branch targets that are encoded as hints (paciasp, autiasp, b
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import capstone
@@ -79,7 +80,6 @@ _MATRIX = re.compile(r"\bza\d*\b")
 _IMMEDIATE = re.compile(r"#-?[0-9a-fx.]+")
 # Half-precision numbers are converted, loaded and stored by every processor; FEAT_FP16 computes with them.
 _HALF_EVERYWHERE = re.compile(r"fcvt|fcvtl2?|fcvtn2?|fmlal2?|fmlsl2?")
-_ZERO = bytes(4)
 
 
 @lru_cache(maxsize=65_536)
@@ -150,15 +150,18 @@ def decode_arm(code: Code) -> Decoded:
 def _without_zeros(gap: Function) -> Iterator[Function]:
     """Yield the pieces of a gap between words of zeros, which no compiler writes as code.
 
-    Instructions are words at addresses that are multiples of four: other bytes are a piece of their own.
+    Instructions are words at multiples of four: what a gap has before the first of them is a piece of its own.
     """
-    content = gap.content
-    begin = None
-    for place in _words(gap):
-        is_padding = not content[place : place + 4 - (gap.address + place) % 4].strip(b"\0")
-        if is_padding and begin is not None:
+    content, begin = gap.content, None
+    first = -gap.address % 4
+    if content[:first].strip(b"\0"):
+        yield replace(gap, content=content[:first])
+    for place in range(first, len(content), 4):
+        if content[place : place + 4].strip(b"\0"):
+            begin = place if begin is None else begin
+        elif begin is not None:
             yield replace(gap, address=gap.address + begin, content=content[begin:place])
-        begin = None if is_padding else place if begin is None else begin
+            begin = None
     if begin is not None:
         yield replace(gap, address=gap.address + begin, content=content[begin:])
 

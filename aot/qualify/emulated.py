@@ -17,13 +17,25 @@ from aot.qualify.job import Claim
 from aot.qualify.steps import judge, prove_pair, run_numerics, start_compiled, start_eagerly
 from aot.qualify.verdict import count_misses, list_omissions
 from aot.schema.capability import Capability
+from aot.schema.environment import NodeFacts, host_cpu
 from aot.schema.profile import Profile
 from aot.schema.report import Emulation
 
 
 def needs_emulation(profile: Profile, host: Capability | None) -> bool:
-    """True where this host is no CPU of exactly the profile's level, so that its running the code proves too much."""
-    return profile.capability.family == "cpu" and host is not None and host != profile.capability
+    """True where this host is not known to be a CPU of exactly the profile's level: its running the code is no proof.
+
+    None is a host whose CPU was not observed: it may have any level.
+    """
+    return profile.capability.family == "cpu" and host != profile.capability
+
+
+def host_of(profile: Profile, node: NodeFacts) -> Capability | None:
+    """Return what this host's CPU is, said as exactly as the profile's: its level, and features beside one with such.
+
+    None where the CPU was not observed.
+    """
+    return host_cpu(node) if profile.capability.features else node.cpu
 
 
 def prove_emulated(proving: Proving, stored: StoredBundle, *, seconds: float) -> Emulation | NoEmulator:

@@ -21,7 +21,7 @@ from aot.errors import MalformedDocument, QualificationFailed
 from aot.qualify.canary_files import INPUTS_FILE, OUTPUTS_FILE
 from aot.qualify.children import Proving, Watched, read_claim, read_plain
 from aot.qualify.crash import with_hint
-from aot.qualify.emulated import needs_emulation, prove_emulated
+from aot.qualify.emulated import host_of, needs_emulation, prove_emulated
 from aot.qualify.job import CANARY_DIRECTORY, Claim
 from aot.qualify.steps import is_checked, judge, prove_pair, run_numerics, start_compiled, start_eagerly
 from aot.qualify.verdict import count_misses, list_omissions, with_speeds
@@ -71,7 +71,7 @@ def qualify(
     (`recipe.random` is "unchecked") is proven without the comparison, and marked so.
     Raises QualificationFailed, whose details name the differences, the processes or the signal; CompileStopped.
     """
-    started, host = time.monotonic(), observe_node().cpu
+    started, host = time.monotonic(), host_of(profile, observe_node())
     proving = Proving(
         source=source,
         scratch=scratch.absolute(),
@@ -125,8 +125,10 @@ def _prove_below(
     proving: Proving, stored: StoredBundle, *, host: Capability | None, seconds: float
 ) -> dict[str, object]:
     """Return the fields that say how the proof stands to a CPU of the profile's own level, once it has run here."""
-    if not needs_emulation(proving.profile, host):
+    if proving.profile.capability.family != "cpu":
         return {}
+    if not needs_emulation(proving.profile, host):
+        return {"host_cpu": host}
     found = prove_emulated(proving, stored, seconds=seconds)
     if isinstance(found, Emulation):
         return {"host_cpu": host, "emulation": found}

@@ -5,7 +5,8 @@ that were called, and the values of its lifted constants are known. Not known ar
 module that shares all of this is tried as well, at its first call (aot.runtime.trial). Factors:
 
     program              the stripped file
-    graph                its operations: equal for the graph itself, as torch.export gives it back
+    graph                its operations, and those of the graphs inside (branches, loops): equal for the graph itself,
+                         as torch.export gives it back
     module:<where>       classes by dotted name, null where a module was not called; numbers become `*`
     constants:<name>     values of tensors that were plain attributes, or literals of the code
 
@@ -136,14 +137,47 @@ def _module_factor(where: str, known: Mapping[str, str | None]) -> Factor:
 
 
 def _digest_graph(graph: "GraphModule") -> Digest:
-    """The operations in order, with their arguments; checks of inputs, which torch adds and leaves out, apart."""
-    checks = {node.name for node in graph.graph.nodes if _is_check(node)}
+    """The operations in order, with their arguments; checks of inputs, which torch adds and leaves out, apart.
+
+    The bodies of operators that take functions (the branches of a `cond`) are graphs of their own, by attribute: an
+    operation that names one has that one's digest too.
+    """
+    nodes = [node for node in graph.graph.nodes if not _is_check(node)]
+    numbers = {node: f"%{number}" for number, node in enumerate(nodes)}
     told = [
-        [node.op, str(node.target), str(node.args), str(node.kwargs)]
-        for node in graph.graph.nodes
-        if node.name not in checks
+        [
+            node.op,
+            str(node.target),
+            str(_as_saved(node.args, numbers)),
+            str(_as_saved(node.kwargs, numbers)),
+            *_digest_body(graph, node),
+        ]
+        for node in nodes
     ]
     return Digest.of(encode(told))
+
+
+def _as_saved(argument: Any, numbers: Mapping[Any, str]) -> Any:
+    """What a program keeps when it is saved and loaded: nodes by position, not by name, and lists for tuples."""
+    from torch.fx import Node
+
+    match argument:
+        case Node():
+            return numbers[argument]
+        case list() | tuple():
+            return [_as_saved(one, numbers) for one in argument]
+        case dict():
+            return {name: _as_saved(one, numbers) for name, one in argument.items()}
+    return argument
+
+
+def _digest_body(graph: "GraphModule", node: Any) -> Iterator[Digest]:
+    from torch.fx import GraphModule
+
+    if node.op in ("get_attr", "call_module"):
+        body = _attribute(graph, node.target)
+        if isinstance(body, GraphModule):
+            yield _digest_graph(body)
 
 
 def _is_check(node: Any) -> bool:

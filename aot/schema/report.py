@@ -104,7 +104,7 @@ class Qualification(Document, kw_only=True):
     profile: str = ""  # name of the profile it ran on
     torch: str = ""
     left_out: tuple[str, ...] = ()  # boundary points that were not tried, or not in full, for lack of time
-    host_cpu: Capability | None = None  # the level of the host that it ran on, where that is not the profile's own
+    host_cpu: Capability | None = None  # what the CPU that it ran on is; None: not observed, or the profile is a card's
     emulation: Emulation | None = None  # on a CPU of the profile's own level, where the host has a higher one
     not_run: str = ""  # why nothing has run on a CPU of the profile's own level, and what stands for it
 

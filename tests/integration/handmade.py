@@ -9,6 +9,7 @@ import torch
 from aot.bundle import StoredBundle, write_bundle
 from aot.environment import observe_node
 from aot.facts import read_elf
+from aot.facts.kernels import read_code_facts
 from aot.schema.artifact import (
     Artifact,
     CallSpec,
@@ -111,6 +112,7 @@ def describe_library(library: Path, profile: Profile, **deviations: object) -> A
         "coverage": a_coverage(),
         "call": a_call(),
         "elf": elf,
+        "code": read_code_facts(library),
         "speeds": (),
     }
     return an_artifact(capability=profile.capability, torch=profile.toolchain.torch, **(fields | deviations))

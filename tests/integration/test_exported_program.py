@@ -17,7 +17,7 @@ from aot.compile.strip import open_program, strip_program
 from aot.errors import BindingFailed, GuardFailed
 from aot.runtime.compiled import CompiledModel
 from aot.runtime.load import load_bundle
-from aot.runtime.program import explain_program
+from aot.runtime.program import explain_program, is_the_graph
 from aot.runtime.trial import UNLIKE
 from aot.schema.factor import Fingerprint
 from aot.schema.recipe import Randomness, Recipe
@@ -180,6 +180,38 @@ def test_another_graph_does_not_fit(bundle: StoredBundle) -> None:
     assert load(bundle, graph).reasons == ("the live module is a graph, and not the one that was compiled",)
 
 
+class Nested(nn.Module):
+    """Its operation `inner` is in a graph inside the graph."""
+
+    def __init__(self, inner: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+class Branching(Nested):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def above(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 2, lambda x: self.inner(x), lambda x: x.cos(), (x,))
+
+        return torch.cond(x.sum() > 0, above, lambda x: x.exp(), (x,))
+
+
+class WithoutGradients(Nested):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            inner = self.inner(x * 2)
+        return inner + x
+
+
+@pytest.mark.parametrize("kind", [Branching, WithoutGradients])
+def test_a_graph_with_another_operation_in_a_graph_inside_is_another_graph(kind: type[Nested], tmp_path: Path) -> None:
+    identity = identity_of(kind(torch.sin).eval(), tmp_path)
+    batch = torch.export.Dim("batch", min=1, max=32)
+    for inner, same in ((torch.sin, True), (torch.tanh, False)):
+        program = torch.export.export(kind(inner).eval(), (x(),), dynamic_shapes={"x": {0: batch}})
+        assert is_the_graph(identity, program.module()) is same
+
+
 # what is tried
 
 
@@ -212,6 +244,63 @@ def test_with_fallback_raise_such_a_module_raises(bundle: StoredBundle) -> None:
         with pytest.raises(GuardFailed, match="first call gave other results"):
             model(x())
     assert module.calls.item() == 0, "nothing of the trial is left in the module"
+
+
+def add_in_place(module: Scaled) -> None:
+    module.seen += 1
+
+
+def replace_buffer(module: Scaled) -> None:
+    module.seen = module.seen + 1
+
+
+def make_buffer(module: Scaled) -> None:
+    module.late = torch.ones(2)
+
+
+def write_twice(module: Scaled) -> None:
+    module.calls += 1
+    module.shift -= 1  # the result stays as it was
+
+
+def write_parameter(module: Scaled) -> None:
+    with torch.no_grad():
+        module.scale.mul_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (add_in_place, "buffer seen is written eagerly, and not by compiled code"),
+        (replace_buffer, "buffer seen is written eagerly, and not by compiled code"),
+        (make_buffer, "buffer late is written eagerly, and not by compiled code"),
+        (write_twice, "buffer calls: largest error 1"),
+        (write_parameter, "parameter scale is written eagerly"),
+    ],
+)
+def test_a_module_that_writes_what_compiled_code_does_not_runs_eagerly_and_writes_once(
+    bundle: StoredBundle, monkeypatch: pytest.MonkeyPatch, write: Callable[[Scaled], None], reason: str
+) -> None:
+    def with_state(module: Scaled) -> Scaled:
+        module.register_buffer("seen", torch.zeros(()))
+        module.register_buffer("late", None)
+        return module
+
+    forward = Scaled.forward
+
+    def forward_and_write(self: Scaled, x: torch.Tensor) -> torch.Tensor:
+        write(self)
+        return forward(self, x)
+
+    module, eager = with_state(scaled()), with_state(scaled())
+    model = load(bundle, module)
+    monkeypatch.setattr(Scaled, "forward", forward_and_write)
+    for _ in range(2):
+        model(x())
+        eager(x())
+        assert torch.equal(module.calls, eager.calls) and torch.equal(module.seen, eager.seen)
+    assert (model.outcome, model.counters["eager"]) == (Outcome.EAGER, 2)
+    assert model.reasons[0].startswith(f"{UNLIKE}: {reason}")
 
 
 def test_a_module_that_raises_is_left_to_raise(bundle: StoredBundle, monkeypatch: pytest.MonkeyPatch) -> None:

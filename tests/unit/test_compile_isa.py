@@ -60,6 +60,16 @@ def test_bytes_that_are_no_instruction_are_refused(tmp_path: Path) -> None:
     assert "is no instruction" in offence
 
 
+@pytest.mark.parametrize(("hidden", "fault"), [(".byte 0x06", "06c3 is no instruction"), (ZMM, "(avx512f)")])
+def test_executable_bytes_in_no_function_fail_the_build_by_section(tmp_path: Path, hidden: str, fault: str) -> None:
+    library = a_library(tmp_path, "nop", f'.section .stuff,"ax",@progbits\n{hidden}\nret\n.text')
+    artifact, paths = an_artifact_of(library)
+    with pytest.raises(BackendFailed) as caught:
+        check_instructions((artifact,), paths, a_profile())
+    assert "its code is not: section .stuff+0x0: " in caught.value.message
+    assert caught.value.message.endswith(fault)
+
+
 def test_host_code_beside_gpu_kernels_is_not_looked_at(tmp_path: Path) -> None:
     artifact, paths = an_artifact_of(a_library(tmp_path, ZMM))
     assert check_instructions((artifact,), paths, a_gpu_profile()) == (artifact,)

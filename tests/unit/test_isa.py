@@ -126,11 +126,42 @@ def test_a_level_that_is_not_known_allows_nothing(tmp_path):
     assert [offence.feature for offence in facts.offenders("armv8-a")] == ["sse"]
 
 
-def test_data_between_functions_is_not_decoded(tmp_path):
-    """A jump table whose bytes spell an AVX-512 instruction."""
+def test_code_between_functions_is_read_like_theirs(tmp_path):
     path = write(tmp_path / "k.so", ("one", "90" + RET), ("two", RET), gap=bytes.fromhex(ZMM_LOAD))
     facts = read_isa(path)
-    assert (facts.features, facts.level, facts.unread_bytes) == ((), "x86-64", 12)
+    assert (facts.features, facts.level, facts.unread_bytes) == (("avx512f",), "x86-64-v4", 0)
+    assert (facts.functions, facts.code_bytes) == (2, 3)
+    assert str(facts.offenders("x86-64-v3")[0]) == "section .text+0x2: vmovups zmm0,[rcx] (avx512f)"
+
+
+@pytest.mark.parametrize("padding", ["00", "0000", "000000", "cccccc", "0f1f00", "c3" + "00" * 7, "90c3" + "00" * 6])
+def test_padding_hides_no_code_behind_it(tmp_path, padding):
+    path = write(tmp_path / "k.so", ("one", RET), gap=bytes.fromhex(padding + ZMM_LOAD + RET + "00"))
+    facts = read_isa(path)
+    assert [offence.address for offence in facts.offenders("x86-64-v3")] == [0x10001 + len(padding) // 2]
+    assert (facts.undecoded, facts.unread_bytes) == ((), 0)
+
+
+def test_bytes_between_functions_that_are_no_instruction_are_named_by_section(tmp_path):
+    path = write(tmp_path / "k.so", ("one", RET), gap=bytes.fromhex("9006" + ZMM_LOAD))
+    facts = read_isa(path)
+    assert [str(place) for place in facts.undecoded] == ["section .text+0x2: 0662f17c481001 is no instruction"]
+    assert facts.unread_bytes == 7
+
+
+@needs_compiler
+@pytest.mark.parametrize("named", ["", "hidden:", ".type hidden,@object\n.size hidden,7\nhidden:"])
+@pytest.mark.parametrize("stripped", [False, True], ids=["symbols", "stripped"])
+def test_code_in_a_section_of_its_own_is_read(tmp_path, named, stripped):
+    library = assemble(
+        tmp_path / "k.so",
+        f'nop\n.section .stuff,"ax",@progbits\n{named}\nvaddps zmm3, zmm2, zmm1\nret\n.text',
+    )
+    if stripped:
+        subprocess.run(["strip", str(library)], check=True)
+    assert [str(one) for one in read_isa(library).offenders("x86-64-v3")] == [
+        "section .stuff+0x0: vaddps zmm3,zmm2,zmm1 (avx512f)"
+    ]
 
 
 @pytest.mark.parametrize("padding", ["cccccc", "000000", "0f1f00", "66662e0f1f840000000000"])

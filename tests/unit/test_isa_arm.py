@@ -135,6 +135,29 @@ def test_what_is_no_instruction_ends_the_reading_of_its_function(tmp_path):
     assert [str(place) for place in facts.undecoded] == ["kernel+0x4: ffffffff is no instruction"]
 
 
+def test_code_between_functions_is_read_behind_its_padding(tmp_path):
+    gap = bytes.fromhex("1f2003d5" + "00000000" + "20008265" + RET)
+    facts = read_isa(write(tmp_path / "gap.so", ("one", RET), gap=gap))
+    assert [str(use) for use in facts.uses] == ["section .text+0xc: fadd z0.s, z1.s, z2.s (sve)"]
+    assert (facts.undecoded, facts.unread_bytes) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("gap", "place", "unread"),
+    [("ffffffff" + "20008265", "0x4: ffffffff", 8), ("00000000" + "ffff", "0x8: ffff", 2)],
+)
+def test_bytes_between_functions_that_are_no_instruction_are_named_by_section(tmp_path, gap, place, unread):
+    facts = read_isa(write(tmp_path / "gap.so", ("one", RET), gap=bytes.fromhex(gap)))
+    assert [str(one) for one in facts.undecoded] == [f"section .text+{place} is no instruction"]
+    assert (facts.features, facts.unread_bytes) == ((), unread)
+
+
+def test_what_stands_before_the_first_word_of_a_gap_shifts_no_code(tmp_path):
+    facts = read_isa(write(tmp_path / "gap.so", ("one", RET + "ff"), gap=bytes.fromhex("ffffff" + "20008265")))
+    assert [use.feature for use in facts.uses] == ["sve"]
+    assert len(facts.undecoded) == 2
+
+
 def test_width_of_fixed_registers(tmp_path):
     widths = {"2028621e": 64, "2014424e": 128, "20008265": 0}  # fadd d0,.. / fadd v0.8h,.. / fadd z0.s,..
     for encoding, bits in widths.items():

@@ -5,15 +5,16 @@ from typing import Any
 import pytest
 
 from aot.proof import faults_of
-from aot.schema.artifact import Artifact, Winner
+from aot.schema.artifact import Artifact, CodeFacts, Winner
 from aot.schema.capability import Capability
 from aot.schema.guard import InputGuard
 from aot.schema.manifest import Manifest
 from aot.schema.recipe import Dimension, Randomness, Recipe, Route
-from aot.schema.report import Emulation
+from aot.schema.report import Emulation, Qualification
 from tests.builders import (
     a_coverage,
     a_frozen_spec,
+    a_gpu_profile,
     a_manifest,
     a_qualification,
     a_spec,
@@ -212,15 +213,72 @@ def emulated(**deviations: Any) -> Emulation:
     return Emulation(emulator="qemu-x86_64 7.2.22", model="Haswell-noTSX", **(fields | deviations))
 
 
+def of_card(**deviations: Any) -> Qualification:
+    profile = a_gpu_profile()
+    return a_qualification(profile=profile.name, torch=profile.toolchain.torch, **deviations)
+
+
 def test_a_proof_on_an_emulated_cpu_of_the_level_has_no_fault() -> None:
     assert faults_of(proven(host_cpu=V4, emulation=emulated())) == ()
+
+
+def test_a_frozen_bundle_needs_no_perturbed_weights_in_emulation() -> None:
+    given = emulated(agreements=(an_agreement(weights="given"),))
+    assert faults_of(a_manifest(a_frozen_spec(), qualification=a_qualification(host_cpu=V4, emulation=given))) == ()
 
 
 def test_a_host_above_the_level_must_be_accounted_for() -> None:
     fault = "it was proven on a CPU of cpu:x86-64-v4 alone, and nothing says why not on one of cpu:x86-64-v3"
     assert faults_of(proven(host_cpu=V4)) == (fault,)
-    assert faults_of(proven(host_cpu=V4, not_run="no emulator")) == ()
     assert faults_of(proven(host_cpu=V3)) == ()
+    assert faults_of(a_manifest(profile=a_gpu_profile(), qualification=of_card(host_cpu=None))) == ()
+
+
+def test_a_host_that_nobody_looked_at_proves_nothing_alone() -> None:
+    assert faults_of(proven((READ,), host_cpu=None, not_run="no emulator")) == (
+        "it was proven on a CPU that was not observed, wanted cpu:x86-64-v3",
+    )
+    assert faults_of(proven(host_cpu=None)) == ()  # as 0.1.0 wrote it
+    assert faults_of(proven(host_cpu=None, emulation=emulated())) == ()
+
+
+def coded(**code: Any) -> Artifact:
+    return an_artifact(code=CodeFacts(**({"level": "x86-64-v3"} | code)))
+
+
+READ = coded()
+
+
+def test_instructions_that_were_read_stand_for_a_run_on_the_level() -> None:
+    assert faults_of(proven((READ,), host_cpu=V4, not_run="no emulator")) == ()
+    assert faults_of(proven((coded(level="x86-64"),), host_cpu=V4, not_run="no emulator")) == ()
+
+
+@pytest.mark.parametrize(
+    ("artifact", "host", "fault"),
+    [
+        (READ, "cpu:x86-64-v2", "on a CPU of cpu:x86-64-v2, which does not run all code for cpu:x86-64-v3"),
+        (READ, "cpu:armv8-a", "on a CPU of cpu:armv8-a, which does not run all code for cpu:x86-64-v3"),
+        (an_artifact(), V4, "the code of artifact 0 was not read"),
+        (coded(unread_bytes=7), V4, "the code of artifact 0 has 7 bytes that were not read"),
+        (coded(level="x86-64-v4"), V4, "the code of artifact 0 needs cpu:x86-64-v4, wanted cpu:x86-64-v3"),
+        (
+            coded(level="x86-64-v3+unheard_of"),
+            V4,
+            "the code of artifact 0 needs x86-64-v3+unheard_of, which is not known",
+        ),
+    ],
+)
+def test_words_do_not_stand_for_a_run_on_the_level(artifact: Artifact, host: str, fault: str) -> None:
+    (found,) = faults_of(proven((artifact,), host_cpu=Capability(host), not_run="no emulator"))
+    assert found.endswith(fault)
+
+
+def test_every_artifact_of_a_host_above_the_level_must_have_been_read() -> None:
+    agreements = tuple(altered(one, artifact=index) for index in (0, 1) for one in a_qualification().agreements)
+    both = (READ, an_artifact(region="layer"))
+    (found,) = faults_of(proven(both, host_cpu=V4, not_run="no emulator", agreements=agreements))
+    assert found.endswith("the code of artifact 1 was not read")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +292,7 @@ def test_a_host_above_the_level_must_be_accounted_for() -> None:
         ),
         ({"recompiles": 1}, "it compiled again 1 times"),
         ({"agreements": ()}, "artifact 0 was not compared with eager"),
+        ({"agreements": (an_agreement(weights="given"),)}, "artifact 0 was not compared under perturbed weights"),
         (
             {"agreements": (an_agreement(agrees=False, max_error=3.0, eager_error=0.0),)},
             "artifact 0 at {'batch': 1} differs from float64 by 3, eager by 0",
