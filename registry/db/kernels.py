@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, and_, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
@@ -30,6 +30,8 @@ def search_kernels(
     statement = (
         select(KernelRow, BundleRow)
         .join(BundleRow, BundleRow.digest == KernelRow.bundle)
+        # A row for each kernel: its bundle's documents, up to megabytes each, are not part of the listing.
+        .options(defer(BundleRow.manifest), defer(BundleRow.envelope))
         .order_by(BundleRow.created_at.desc(), BundleRow.digest.desc(), KernelRow.position)
         .limit(limit)
     )

@@ -23,8 +23,7 @@ def migrate(sessions: Sessions, *, revision: str = "head") -> None:
 def at_head(sessions: Sessions) -> bool:
     """True when the database has every migration that this version knows. Raises StorageUnavailable."""
     wanted = ScriptDirectory.from_config(configuration()).get_current_head()
-    with translated(), sessions.engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision() == wanted
+    return revision_of(sessions) == wanted
 
 
 def revision_of(sessions: Sessions) -> str | None:
