@@ -10,6 +10,7 @@ from aot.facts import read_cubin
 from aot.rules import OLDEST_DRIVERS
 from aot.rules.profile import profile_guards
 from aot.rules.required import COOPERATIVE_FACT
+from aot.runtime.winner import GRAPHS_FACT
 from aot.schema.artifact import ElfFacts
 from aot.schema.capability import Capability
 from aot.schema.environment import ProcessFacts
@@ -146,5 +147,5 @@ def route_facts(recipe: Recipe, profile: Profile, settings: dict[str, object], i
     if profile.device is not None and any(settings.get(name) for name in _COOPERATIVE):
         facts[COOPERATIVE_FACT] = "true"
     if captures_graphs(recipe, profile):
-        facts["cuda_graphs"] = "capture"
+        facts[GRAPHS_FACT] = "capture"
     return facts

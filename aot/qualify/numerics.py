@@ -133,7 +133,9 @@ class Numerics:
         eager = Contender(
             _without_gradients(self._module, call), functools.partial(uncompiled, self._module, subject.group)
         )
-        compiled = Contender(_without_gradients(model, call), functools.partial(kept, ()))
+        run = _without_gradients(model, call)
+        graphs = Contender(run, functools.partial(kept, ())) if model.graphs else None
+        compiled = Contender(run, model.without_graphs)
         with kept(tuple(state.values())):
             import torch
 
@@ -144,6 +146,7 @@ class Numerics:
                 device=device or torch.device("cpu"),
                 seconds=max(0.2, granted),
                 required=required,
+                graphs=graphs,
             )
         if speed is None:
             self._omit_speed(subject, point, "a call takes too long")

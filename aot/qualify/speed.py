@@ -8,7 +8,7 @@ import ctypes
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,8 +52,9 @@ def measure(
     device: "Device",
     seconds: float,
     required: bool = False,
+    graphs: Contender | None = None,
 ) -> Speed | None:
-    """Return the speed of both at `point` in about `seconds`.
+    """Return the speed of both, and of `graphs` where there are any, at `point` in about `seconds`.
 
     Where FEWEST_CALLS would take five times that: None, or, if a speed is `required`, that of FEWEST_SLOW_CALLS
     without further warm calls; noise is small beside calls that slow.
@@ -61,25 +62,27 @@ def measure(
     Eager wins only if it wins twice running, and not merely because the process was pushed aside meanwhile: where
     other programs take the cores, a parallel loop waits for its last thread, and latencies say nothing of the code.
     """
-    slowest = max(_time_once(one, device) for one in (eager, compiled))
-    slow = FEWEST_CALLS * 2 * slowest > 5 * seconds
+    ways = (eager, compiled) if graphs is None else (eager, compiled, graphs)
+    slowest = max(_time_once(one, device) for one in ways)
+    slow = FEWEST_CALLS * len(ways) * slowest > 5 * seconds
     if slow and not required:
         return None
     fewest, warm = (FEWEST_SLOW_CALLS, 0) if slow else (FEWEST_CALLS, WARM_CALLS)
     doubtful = False
     for _ in range(CONFIRMATIONS):
-        speed, beyond_doubt = _measure_once(
-            point, eager, compiled, device=device, seconds=seconds, fewest=fewest, warm=warm
-        )
-        if speed.winner is Winner.COMPILED:
+        speed, beyond_doubt = _measure_once(point, ways, device=device, seconds=seconds, fewest=fewest, warm=warm)
+        if speed.winner is not Winner.EAGER:
             break
         doubtful |= not beyond_doubt
-    winner = Winner.COMPILED if doubtful else speed.winner
-    latencies = [
-        _with_throughput(latency, one, device=device, seconds=seconds)
-        for latency, one in ((speed.eager, eager), (speed.compiled, compiled))
-    ]
-    return msgspec.structs.replace(speed, winner=winner, eager=latencies[0], compiled=latencies[1])
+    winner = Winner.COMPILED if doubtful and speed.winner is Winner.EAGER else speed.winner
+    measured = {"eager": (speed.eager, eager), "compiled": (speed.compiled, compiled)}
+    if graphs is not None and speed.graphs is not None:
+        measured["graphs"] = (speed.graphs, graphs)
+    latencies = {
+        name: _with_throughput(latency, one, device=device, seconds=seconds)
+        for name, (latency, one) in measured.items()
+    }
+    return msgspec.structs.replace(speed, winner=winner, **latencies)
 
 
 def _with_throughput(latency: Latency, contender: Contender, *, device: "Device", seconds: float) -> Latency:
@@ -90,8 +93,7 @@ def _with_throughput(latency: Latency, contender: Contender, *, device: "Device"
 
 def _measure_once(
     point: dict[str, int],
-    eager: Contender,
-    compiled: Contender,
+    ways: Sequence[Contender],
     *,
     device: "Device",
     seconds: float,
@@ -99,23 +101,24 @@ def _measure_once(
     warm: int,
 ) -> tuple[Speed, bool]:
     """Return one measurement, and whether a win of eager's would be beyond doubt."""
-    both = (eager, compiled)
-    for one in both:
+    for one in ways:
         for _ in range(warm):
             _time_once(one, device)
-    samples: tuple[list[float], list[float]] = ([], [])
+    samples: list[list[float]] = [[] for _ in ways]
+    order = list(range(len(ways)))
     started, pushed_aside = time.perf_counter(), _involuntary_switches()
     while len(samples[0]) < MOST_CALLS:
         if time.perf_counter() - started > seconds and len(samples[0]) >= fewest:
             break
         # First one, then the other begins: neither always finds the caches that the other has left.
-        for index in (0, 1) if len(samples[0]) % 2 else (1, 0):
-            samples[index].append(_time_once(both[index], device) * 1e6)
+        order.reverse()
+        for index in order:
+            samples[index].append(_time_once(ways[index], device) * 1e6)
     rate = (_involuntary_switches() - pushed_aside) / (time.perf_counter() - started)
-    peaks = [_peak_bytes(one, device) for one in both]
+    peaks = [_peak_bytes(one, device) for one in ways]
     latencies = [latency_of(taken, peak_memory_bytes=peak) for taken, peak in zip(samples, peaks, strict=True)]
-    undisturbed = rate < SWITCHES_PER_SECOND or min(samples[1]) > SLOWER_AT_BEST * min(samples[0])
-    return speed_of(point, latencies[0], latencies[1]), undisturbed
+    undisturbed = rate < SWITCHES_PER_SECOND or min(map(min, samples[1:])) > SLOWER_AT_BEST * min(samples[0])
+    return speed_of(point, *latencies), undisturbed
 
 
 def _involuntary_switches() -> int:

@@ -30,17 +30,24 @@ def winner_of(eager: Latency, compiled: Latency) -> Winner:
     return Winner.EAGER if slower else Winner.COMPILED
 
 
-def speed_of(point: dict[str, int], eager: Latency, compiled: Latency) -> Speed:
-    return Speed(point=point, eager=eager, compiled=compiled, winner=winner_of(eager, compiled))
+def speed_of(point: dict[str, int], eager: Latency, compiled: Latency, graphs: Latency | None = None) -> Speed:
+    """Compiled code is replayed as a CUDA graph where that is faster by more than noise: a graph costs memory."""
+    winner, ours = Winner.COMPILED, compiled
+    if graphs is not None and compiled.p50_us > SLOWER * graphs.p50_us:
+        winner, ours = Winner.GRAPHS, graphs
+    if winner_of(eager, ours) is Winner.EAGER:
+        winner = Winner.EAGER
+    return Speed(point=point, eager=eager, compiled=compiled, graphs=graphs, winner=winner)
 
 
 def winner_over(speeds: Sequence[Speed]) -> Winner:
-    """Sum up a whole coverage: eager, where it wins at every point that was measured.
+    """Sum up a whole coverage: eager or graphs, where that wins at every point that was measured.
 
     The loader decides call by call, by the measured point nearest to the call's sizes (`aot.runtime.winner`): no
     mean may let a point through at which compiled code is the slower one. Compiled where nothing was measured.
     """
-    return Winner.EAGER if speeds and all(speed.winner is Winner.EAGER for speed in speeds) else Winner.COMPILED
+    winners = {speed.winner for speed in speeds}
+    return winners.pop() if len(winners) == 1 else Winner.COMPILED
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

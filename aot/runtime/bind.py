@@ -10,12 +10,13 @@ from aot.runtime.binding import plan_binding
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
+from aot.runtime.graphs import Graphed, GraphSpace
 from aot.runtime.guards import compile_check
 from aot.runtime.liveness import explain_conduct, explain_difference, is_of_program
 from aot.runtime.unit import Bound, Form, Variant
 from aot.runtime.watch import Conduct, Tree, Watch
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
-from aot.runtime.winner import eager_wins_of
+from aot.runtime.winner import asks_for_graphs, choose_of
 from aot.schema.artifact import Artifact
 from aot.schema.factor import Fingerprint
 from aot.select import describe_coverage
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 class Opener(Protocol):
     """Opens artifacts from verified files."""
 
-    def open(self, artifact: Artifact, device: str) -> Container:
-        """Map the artifact's library for `device`. Raises LoadFailed."""
+    def open(self, artifact: Artifact, device: str, *, num_models: int | None = None) -> Container:
+        """Map the artifact's library for `device`; `num_models` as in `Container.open`. Raises LoadFailed."""
+
+    def space(self, device: str) -> GraphSpace | None:
+        """What the model's CUDA graphs on `device` share; None where none are wanted or there can be none."""
 
     def lifted(self, artifact: Artifact) -> "Mapping[str, Tensor]":
         """The values of its lifted constants, by name. Raises MalformedDocument."""
@@ -83,6 +87,7 @@ class Binder:
         self._opener = opener
         self._likeness = likeness
         self._containers: dict[tuple[int, str], Container] = {}
+        self._singles: dict[tuple[int, str], Container] = {}  # of one model, for graphs
         # What the fingerprint was equal for. It is not taken again when tensors alone are others: those are all
         # compared at binding, and modules do change attributes of their own when they run.
         self._tree: Tree | None = None
@@ -132,7 +137,9 @@ class Binder:
                 reasons += found
                 continue
             tensors |= {id(tensor): tensor for tensor in found.values()}
-            _add_variant(forms, artifact, self._containers[index, device], module, device)
+            container = self._containers[index, device]
+            graphs = self._graphed(index, artifact, device, container, found)
+            _add_variant(forms, artifact, container, module, device=device, graphs=graphs)
         assert self._conduct is not None
         return Bound(
             forms=tuple(forms.values()),
@@ -171,6 +178,26 @@ class Binder:
         self._containers[index, device] = container
         return plan.tensors
 
+    def _graphed(
+        self, index: int, artifact: Artifact, device: str, plain: Container, tensors: "Mapping[str, Tensor]"
+    ) -> Graphed | None:
+        """Return what replays the artifact's calls, none captured yet: a graph holds the addresses of one binding."""
+        # An input that is written into would have to be copied back, and the caller may hold views of it.
+        if not asks_for_graphs(artifact) or any(guard.kind == "apart" for guard in artifact.input_guards):
+            return None
+        if (space := self._opener.space(device)) is None:
+            return None
+        single = self._singles.pop((index, device), None) or self._opener.open(artifact, device, num_models=1)
+        if not _is_frozen(artifact):
+            single.bind({slot.fqn: tensors[slot.fqn] for slot in single.constants if not slot.folded})
+        elif not single.is_bound:
+            single.keep_own()
+        self._singles[index, device] = single
+        graphs = Graphed(single, plain, space, tensors)
+        if _has_one_size(artifact) and not any(constant.mutated for constant in artifact.constants):
+            graphs.prepare(artifact.inputs)
+        return graphs
+
 
 def device_of(artifact: Artifact, module: "Module") -> str:
     """Return where the artifact is to run: the CPU, or the card that holds the module."""
@@ -186,7 +213,13 @@ def device_of(artifact: Artifact, module: "Module") -> str:
 
 
 def _add_variant(
-    forms: dict[str, Form], artifact: Artifact, container: Container, module: "Module", device: str
+    forms: dict[str, Form],
+    artifact: Artifact,
+    container: Container,
+    module: "Module",
+    *,
+    device: str,
+    graphs: Graphed | None,
 ) -> None:
     """Put the artifact among those of its calling convention, which most share."""
     assert artifact.call is not None
@@ -194,8 +227,9 @@ def _add_variant(
         coverage=describe_coverage(artifact),
         check=compile_check(artifact.input_guards, artifact.inputs, device=device),
         container=container,
-        eager_wins=eager_wins_of(artifact),
+        choose=choose_of(artifact),
         writes=any(constant.mutated for constant in artifact.constants),
+        graphs=graphs,
     )
     key = repr(artifact.call)
     if key not in forms:
@@ -207,6 +241,10 @@ def _signature_of(module: "Module") -> inspect.Signature:
     # Of the class: the instance's own forward may be ours.
     signature = inspect.signature(type(module).forward)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _has_one_size(artifact: Artifact) -> bool:
+    return all(isinstance(size, int) for meta in artifact.inputs for size in (*meta.shape, *meta.stride))
 
 
 def _is_frozen(artifact: Artifact) -> bool:

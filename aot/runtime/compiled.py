@@ -3,7 +3,8 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +21,7 @@ from aot.schema.names import Reference
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from aot.runtime.graphs import GraphReport
     from aot.schema.wire.workers import Outcome
 
 log = logging.getLogger("aot")
@@ -105,6 +107,30 @@ class CompiledModel:
     def counters(self) -> dict[str, int]:
         """`calls` = `compiled` + `eager`; with regions, one call of each instance counts."""
         return self._counters.read()
+
+    @property
+    def graphs(self) -> dict[str, tuple["GraphReport", ...]]:
+        """By region instance ("" for the whole program): which sizes run as CUDA graphs, at what cost in memory.
+
+        Holds the instances that may run as graphs; empty where none does.
+        """
+        return {
+            unit.name: tuple(one for graphs in found for one in graphs.reports())
+            for unit in self._units
+            if (found := unit.graphs)
+        }
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Within the block no call is replayed as a CUDA graph, in any thread: to compare, or to find a fault."""
+        graphs = [one for unit in self._units for one in unit.graphs]
+        for one in graphs:
+            one.enabled = False
+        try:
+            yield
+        finally:
+            for one in graphs:
+                one.enabled = True
 
     def rebind(self) -> None:
         """Bind again to the module's tensors as they are now; needed only for what `aot.runtime.binding` lists."""

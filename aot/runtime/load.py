@@ -15,6 +15,7 @@ from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.constants import read_tensors
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
+from aot.runtime.graphs import GraphSpace
 from aot.runtime.guards import find_faults
 from aot.runtime.liveness import is_of_program
 from aot.runtime.process import observe_here
@@ -51,10 +52,12 @@ def load_artifacts(
     fallback: Fallback,
     reference: Reference | None = None,
     canary: bool = False,
+    graphs: bool = True,
 ) -> CompiledModel:
     """Load the selected artifacts of one bundle for `module`.
 
-    `canary` runs each artifact on the inputs of its proof first, and leaves out one that gives something else.
+    Without `graphs` no call is replayed as a CUDA graph, whatever the artifacts ask for. `canary` runs each artifact
+    on the inputs of its proof first, and leaves out one that gives something else.
 
     `view` gives a directory that shows an artifact's files under their own names; it is asked only where files must
     lie side by side. With fallback "eager" a misfit yields a CompiledModel that runs eagerly and says why; with
@@ -66,7 +69,9 @@ def load_artifacts(
     chosen = sorted(
         (manifest.artifacts[index] for index in selection.artifacts), key=lambda one: NARROWEST.index(one.coverage.kind)
     )
-    units, reasons = _open_units(chosen, module, _Opener(manifest, locate, view, canary=canary), likeness, counters)
+    units, reasons = _open_units(
+        chosen, module, _Opener(manifest, locate, view, canary=canary, graphs=graphs), likeness, counters
+    )
     if is_of_program(manifest.fingerprint):
         _try_first(units, manifest, module)
     model = CompiledModel(
@@ -160,11 +165,15 @@ def refuse(selection: Selection, reference: Reference) -> NoCompatibleArtifact:
 class _Opener:
     """Opens artifacts, and reads the lifted constants of each once for all its instances."""
 
-    def __init__(self, manifest: Manifest, locate: Locate, view: Callable[[Artifact], Path], *, canary: bool) -> None:
+    def __init__(
+        self, manifest: Manifest, locate: Locate, view: Callable[[Artifact], Path], *, canary: bool, graphs: bool
+    ) -> None:
         self._manifest = manifest
         self._locate = locate
         self._view = view
         self._canary = canary
+        self._graphs = graphs
+        self._spaces: dict[str, GraphSpace] = {}
         self._tried: dict[tuple[int, str], str | None] = {}
         self._lifted: dict[int, Mapping[str, Tensor]] = {}
 
@@ -191,17 +200,25 @@ class _Opener:
             locate=self._locate,
         )
 
-    def open(self, artifact: Artifact, device: str) -> Container:
+    def space(self, device: str) -> GraphSpace | None:
+        if not self._graphs or not device.startswith("cuda"):
+            return None
+        if device not in self._spaces:
+            self._spaces[device] = GraphSpace(device)
+        return self._spaces[device]
+
+    def open(self, artifact: Artifact, device: str, *, num_models: int | None = None) -> Container:
         libraries = [file for file in artifact.files if file.path.startswith(LIBRARY)]
         if len(libraries) != 1:
             raise LoadFailed(f"wanted one library in the artifact, found {len(libraries)}", hint="build it again")
         path = self._locate(libraries[0])
         if not any(file.path.startswith(CUBINS) for file in artifact.files):
-            return Container.open(path, device=device)
+            return Container.open(path, device=device, num_models=num_models)
         for file in artifact.files:
             self._locate(file)  # verified before they are linked to
         directory = self._view(artifact)
-        return Container.open(directory / libraries[0].path, device=device, cubins=directory / CUBINS)
+        library, cubins = directory / libraries[0].path, directory / CUBINS
+        return Container.open(library, device=device, cubins=cubins, num_models=num_models)
 
     def lifted(self, artifact: Artifact) -> Mapping[str, "Tensor"]:
         known = self._lifted.get(id(artifact))

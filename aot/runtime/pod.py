@@ -62,18 +62,20 @@ def load(
     fallback: str | None = None,
     lock: Path | str | None = None,
     config: Config | None = None,
+    graphs: bool = True,
 ) -> CompiledModel:
     """Return a CompiledModel that is called like `module` and runs what `reference` has for this host.
 
     `fallback` "eager" (the default, or AOT_FALLBACK): whatever cannot be used is a reason to run `module` itself,
     in `.reasons`. "raise": a missing, unfit or unsigned bundle, and a call outside every coverage, raise.
+    Without `graphs` no call is replayed as a CUDA graph, which costs memory of the card (`.graphs` says how much).
     Raises InvalidInput for a reference, lock file or setting that cannot be read.
     """
     config = config or Config.from_environ()
     policy = _parse_fallback(fallback or config.fallback)
     parsed, pins = Reference.parse(reference), _read_lock(lock)
     started = time.perf_counter()
-    attempt = _Attempt(parsed, module, policy)
+    attempt = _Attempt(parsed, module, policy, graphs=graphs)
     try:
         model = attempt.run(config, pins)
     except AotError as error:
@@ -147,7 +149,8 @@ def rebind(model: CompiledModel) -> None:
 class _Attempt:
     """One call of `load`, and how far it came: what is known when it fails belongs into the reasons and the receipt."""
 
-    def __init__(self, reference: Reference, module: "Module", fallback: Fallback) -> None:
+    def __init__(self, reference: Reference, module: "Module", fallback: Fallback, *, graphs: bool) -> None:
+        self.graphs = graphs
         self.reference = reference
         self.module = module
         self.fallback = fallback
@@ -169,7 +172,14 @@ class _Attempt:
                 ensure_blobs(candidate.digest, missing, client=pod.client, cache=pod.cache)
             # Not around the fetch, which may take minutes.
             with no_full_collection():
-                return pod.load(candidate, selection, self.module, reference=self.reference, fallback=self.fallback)
+                return pod.load(
+                    candidate,
+                    selection,
+                    self.module,
+                    reference=self.reference,
+                    fallback=self.fallback,
+                    graphs=self.graphs,
+                )
 
     def _choose(self, config: Config, lock: "Lock | None") -> "tuple[_Pod, Candidate, Selection]":
         self.pod = pod = _Pod.open(config, lock)
@@ -257,6 +267,7 @@ class _Pod(Struct, frozen=True):
         *,
         reference: Reference,
         fallback: Fallback,
+        graphs: bool,
     ) -> CompiledModel:
         paths = ensure_verified(candidate, selection, client=self.client, cache=self.cache)
 
@@ -282,6 +293,7 @@ class _Pod(Struct, frozen=True):
             fallback=fallback,
             reference=reference,
             canary=self.canary,
+            graphs=graphs,
         )
 
     def blobs(self, candidate: Candidate, selection: Selection) -> tuple[Blob, ...]:

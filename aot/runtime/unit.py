@@ -13,8 +13,10 @@ from aot.errors import RunFailed
 from aot.runtime.calling import BoundCall
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
+from aot.runtime.graphs import Graphed
 from aot.runtime.watch import any_requires_grad
-from aot.runtime.winner import EagerWins
+from aot.runtime.winner import Choose
+from aot.schema.artifact import Winner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +33,9 @@ class Variant(Struct, frozen=True):
     coverage: str
     check: Check
     container: Container
-    eager_wins: EagerWins | None  # by the sizes of a call; None where compiled code always does
+    choose: Choose | None  # the fastest way, by the sizes of a call; None where compiled code always is
     writes: bool  # to the module's buffers: a failed run cannot be repeated eagerly
+    graphs: Graphed | None = None  # where calls may be replayed
 
 
 class Form(Struct, frozen=True):
@@ -101,6 +104,11 @@ class Unit:
         """Whether something is compiled here at present."""
         return bool(self._bound.forms)
 
+    @property
+    def graphs(self) -> tuple[Graphed, ...]:
+        """What replays calls as CUDA graphs here at present."""
+        return tuple(variant.graphs for form in self._bound.forms for variant in form.variants if variant.graphs)
+
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the compiled result, or a Miss. Raises RunFailed where eager cannot take over."""
         bound = self._bound
@@ -142,10 +150,15 @@ class Unit:
         self._bind = lambda: Bound(reasons=(reason,))
 
     def _run(self, form: Form, variant: Variant, tensors: Sequence["Tensor"]) -> Any:
-        if variant.eager_wins is not None and variant.eager_wins(tensors):
-            return Miss(f"[{variant.coverage}] eager was faster in the proof at sizes like these", "eager_won")
+        run = variant.container.run
+        if variant.choose is not None:
+            fastest = variant.choose(tensors)
+            if fastest is Winner.EAGER:
+                return Miss(f"[{variant.coverage}] eager was faster in the proof at sizes like these", "eager_won")
+            if fastest is Winner.GRAPHS and variant.graphs is not None:
+                run = variant.graphs.run
         try:
-            outputs = variant.container.run(tensors)
+            outputs = run(tensors)
         except RunFailed as error:
             if variant.writes:
                 raise

@@ -113,3 +113,21 @@ def test_memory_of_a_call_is_what_it_needs_on_top() -> None:
     assert found is not None
     assert 50 << 20 < found.eager.peak_memory_bytes < 200 << 20
     assert found.compiled.peak_memory_bytes < 20 << 20
+
+
+def test_graphs_are_measured_beside_the_two_and_win_where_they_are_fastest() -> None:
+    ways = sleeping(0.003), sleeping(0.002)
+    found = measure({}, *ways, device=CPU, seconds=0.3, graphs=sleeping(0.0005))
+    assert found is not None and found.graphs is not None
+    assert found.winner is Winner.GRAPHS
+    assert found.graphs.calls == found.eager.calls == found.compiled.calls
+
+
+def test_every_way_begins_and_ends_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.qualify.throughput.SHARE", 0.0)
+    log: list[str] = []
+    ways = sleeping(0.001, log, "e"), sleeping(0.001, log, "c")
+    measure({}, *ways, device=CPU, seconds=0.05, graphs=sleeping(0.001, log, "g"))
+    measured = "".join(log[3 + 3 * speed.WARM_CALLS : -3])
+    rounds = {measured[index : index + 3] for index in range(0, len(measured) - 2, 3)}
+    assert rounds == {"ecg", "gce"}

@@ -10,8 +10,8 @@ def steady(p50_us: float, spread: float = 0.01) -> Latency:
     return latency_of([p50_us * (1 + spread * step / 10) for step in range(-10, 11)])
 
 
-def a_speed(eager_us: float, compiled_us: float) -> Speed:
-    return speed_of({}, steady(eager_us), steady(compiled_us))
+def a_speed(eager_us: float, compiled_us: float, graphs_us: float | None = None) -> Speed:
+    return speed_of({}, steady(eager_us), steady(compiled_us), None if graphs_us is None else steady(graphs_us))
 
 
 def test_percentiles_are_linear_between_samples() -> None:
@@ -52,3 +52,26 @@ def test_a_coverage_is_eager_only_where_eager_wins_at_every_point() -> None:
 
 def test_slower_within_the_noise_everywhere_stays_compiled() -> None:
     assert winner_over((a_speed(100, 102), a_speed(100, 101))) is Winner.COMPILED
+
+
+@pytest.mark.parametrize(
+    ("eager_us", "compiled_us", "graphs_us", "winner"),
+    [
+        (100, 80, 50, Winner.GRAPHS),
+        (100, 80, 79, Winner.COMPILED),  # within 3 %: a graph costs memory
+        (100, 80, 95, Winner.COMPILED),
+        (100, 150, 90, Winner.GRAPHS),  # without the graph eager would win
+        (100, 150, 140, Winner.EAGER),
+    ],
+)
+def test_a_graph_runs_where_it_is_faster_than_both(
+    eager_us: float, compiled_us: float, graphs_us: float, winner: Winner
+) -> None:
+    speed = a_speed(eager_us, compiled_us, graphs_us)
+    assert speed.winner is winner
+    assert speed.ratio == pytest.approx((graphs_us if winner is Winner.GRAPHS else compiled_us) / eager_us, rel=0.02)
+
+
+def test_a_coverage_runs_as_graphs_only_where_graphs_win_at_every_point() -> None:
+    assert winner_over((a_speed(100, 80, 50), a_speed(100, 80, 60))) is Winner.GRAPHS
+    assert winner_over((a_speed(100, 80, 50), a_speed(100, 80, 80))) is Winner.COMPILED
