@@ -144,4 +144,5 @@ def test_memory_is_reported_and_given_back() -> None:
     assert all(report.memory_bytes >= 0 for report in runner.reports())
     del runner
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() - before < 32 << 20
+    # A stream of its own has a cuBLAS workspace of its own, 32 MiB on this card, which torch keeps.
+    assert torch.cuda.memory_allocated() - before < 40 << 20

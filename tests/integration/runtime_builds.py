@@ -102,6 +102,7 @@ def _build(directory: Path, device: str) -> None:
             "joint_graph_constant_folding": False,
             "aot_inductor.package_constants_in_so": False,
             "cpp.weight_prepack": False,
+            "inplace_buffers": device == "cpu",
         },
     )
     with zipfile.ZipFile(package) as archive:

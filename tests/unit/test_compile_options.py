@@ -68,6 +68,12 @@ def test_the_host_code_of_a_gpu_build_runs_on_every_host_of_one() -> None:
     assert host_limits(gpu) == {}
 
 
+def test_no_kernel_of_a_card_stores_over_what_it_loads() -> None:
+    # Where it does, several warps may load an element that one of them has stored already: wrong by configuration.
+    assert inductor_settings(Recipe(), a_profile(capability="cuda:sm_90"))["inplace_buffers"] is False
+    assert "inplace_buffers" not in inductor_settings(Recipe(), a_profile())
+
+
 def test_a_lower_profile_holds_its_builder_back() -> None:
     assert host_limits(a_profile(capability="cpu:x86-64-v3")) == {
         "ATEN_CPU_CAPABILITY": "avx2",
