@@ -1,4 +1,8 @@
-"""${message}"""
+"""${message}
+
+The id is one more than that of the migration before. What takes away what an older version uses begins the next
+thousand: registry/db/migrate.py says why.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,31 +1,32 @@
 """`python -m registry`: serve, sweep, retain, reindex, fsck, check, migrate, keys, token create."""
 
 import argparse
-import fcntl
-import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from aot.errors import AotError, DirectoryInUse, InvalidConfig, StorageUnavailable, Unavailable
+from aot.errors import AotError, InvalidConfig, Unavailable
+from aot.locks import claimed
 from aot.schema.names import Namespace
 from aot.schema.wire.workers import Scope
 from registry.settings import Settings
-
-if TYPE_CHECKING:
-    from registry.deps import Deps
+from registry.stop import Stop, leave
 
 LOCK_FILE = "serve.lock"
-FIRST_TOKEN = "first administrator"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0; 2 wrong settings, 5 a service is away, 6 damage was found, 130 Ctrl-C, else 1."""
+    """Return the exit code: 0; 2 wrong settings, 5 a service is away, 6 damage was found, 130 Ctrl-C, else 1.
+
+    SIGTERM ends `serve` and `sweep` with 0, and raises SystemExit(143) in what was not finished.
+    """
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, leave)
     try:
         settings = Settings.from_environ()
         _configure_log()
@@ -43,29 +44,36 @@ def serve(options: argparse.Namespace, settings: Settings) -> None:
     import uvicorn
 
     from registry.app import create_app_from
-    from registry.db.migrate import at_head, migrate
+    from registry.db.migrate import migrate, require_served
     from registry.deps import build_deps
+    from registry.services.start import prepare, write_probe_secret
 
     with _only_one(settings.data_dir):
         deps = build_deps(settings)
         if settings.embedded:
             migrate(deps.sessions)
-        elif not at_head(deps.sessions):
-            raise StorageUnavailable("the database lacks migrations", hint="run `python -m registry migrate` first")
-        ensure_first_token(deps)
-        uvicorn.run(
-            create_app_from(deps),
-            host=settings.host,
-            port=settings.port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=10,
-            server_header=False,
-        )
+        else:
+            require_served(deps.sessions)
+        prepare(deps)
+        app = create_app_from(replace(deps, probe_secret=write_probe_secret(deps)))
+        try:
+            uvicorn.run(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=10,
+                server_header=False,
+            )
+        except SystemExit as ended:
+            # uvicorn has finished what ran, and raises the signal again: a clean end.
+            if ended.code != 128 + signal.SIGTERM:
+                raise
 
 
 def sweep(options: argparse.Namespace, settings: Settings) -> None:
-    """Sweep once, or for ever; a pass that fails for lack of database or store is tried again."""
+    """Sweep once, or until SIGTERM or Ctrl-C; a pass that fails for lack of database or store is tried again."""
     import structlog
 
     from registry.deps import build_deps
@@ -78,16 +86,22 @@ def sweep(options: argparse.Namespace, settings: Settings) -> None:
         retain_once(deps)
         return
     log = structlog.get_logger()
+    stop = Stop().listen()
+    log.info("sweeping", every=options.every)
     retain_at = time.monotonic()
-    while True:
+    while not stop.told:
         try:
             sweep_once(deps)
-            if time.monotonic() >= retain_at:
+        except Unavailable as error:
+            log.warning("sweep-failed", code=error.code, reason=error.message)
+        try:
+            if time.monotonic() >= retain_at and not stop.told:
                 retain_at = time.monotonic() + settings.retain_every.total_seconds()
                 retain_once(deps)
         except Unavailable as error:
-            log.warning("sweep-failed", code=error.code, reason=error.message)
-        time.sleep(options.every)
+            log.warning("retain-failed", code=error.code, reason=error.message)
+        stop.pause(options.every)
+    log.info("stopped")
 
 
 def retain(options: argparse.Namespace, settings: Settings) -> None:
@@ -106,7 +120,8 @@ def reindex(options: argparse.Namespace, settings: Settings) -> None:
     from registry.deps import build_deps
     from registry.services.reindex import reindex as reindex_once
 
-    _print_json(reindex_once(build_deps(settings), trusted=TrustedKeys.of(options.trust)))
+    trusted = TrustedKeys.of(options.trust)
+    _print_json(reindex_once(build_deps(settings), trusted=trusted, unsigned=options.unsigned))
 
 
 def fsck(options: argparse.Namespace, settings: Settings) -> int:
@@ -174,45 +189,22 @@ def print_keys(options: argparse.Namespace, settings: Settings) -> None:
     """Print the value of AOT_TRUSTED_KEYS: the public halves of the key files that sign, made where missing."""
     from aot.trust import SigningKey
 
+    if options.adopt:
+        from registry.deps import build_deps
+        from registry.services.start import adopt_keys
+
+        deps = build_deps(settings)
+        with deps.sessions.transaction() as session:
+            adopt_keys(deps, session)
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     print(",".join(str(SigningKey.load_or_create(path).public) for path in settings.signing_keys))
-
-
-def ensure_first_token(deps: "Deps") -> None:
-    """Make sure that the data directory's token file (0600) holds a token that this database knows."""
-    from registry.services import tokens
-
-    path = deps.settings.token_path
-    with deps.sessions.transaction() as session:
-        if path.exists() and tokens.is_known(path.read_text().strip(), session=session):
-            return
-        secret = tokens.issue(FIRST_TOKEN, scopes=(Scope.ADMIN,), now=deps.clock(), session=session)
-        # Inside the transaction: a token that could not be written down is not kept either.
-        _write_private(path, secret + "\n")
-
-
-def _write_private(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
 
 
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
     """Hold the directory. Raises DirectoryInUse where another process serves it."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (data_dir / LOCK_FILE).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DirectoryInUse(
-                f"another registry serves {data_dir}",
-                hint="stop it, or set AOT_DATA_DIR to another directory",
-            ) from error
+    with claimed(data_dir / LOCK_FILE, hint="stop it, or set AOT_DATA_DIR to another directory"):
         yield
 
 
@@ -246,6 +238,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=retain)
     command = commands.add_parser("reindex", help="make the rows again from the object store; stop `serve` before")
     command.add_argument("--trust", action="append", default=[], metavar="KEY", help="a retired key that signed")
+    command.add_argument("--unsigned", action="store_true", help="also believe records of before they were signed")
     command.set_defaults(run=reindex)
     command = commands.add_parser("fsck", help="hash every stored blob again, and quarantine what differs")
     command.add_argument("--trust", action="append", default=[], metavar="KEY", help="a retired key that signed")
@@ -257,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--revision", default="head")
     command.set_defaults(run=migrate)
     command = commands.add_parser("keys", help="print the value of AOT_TRUSTED_KEYS, from the key files")
+    command.add_argument("--adopt", action="store_true", help="and let replicas sign with them, though none has before")
     command.set_defaults(run=print_keys)
     token = commands.add_parser("token", help="tokens").add_subparsers(required=True)
     command = token.add_parser("create", help="print a new token")
