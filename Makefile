@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 # `make test` uses both cores; one worker a core, whole files each, so that builds are shared inside a file.
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test soak bench lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# Everything killed at random for half an hour, then audited. AOT_FAULT_SEED repeats a plan of faults.
+SOAK_SECONDS ?= 1800
+soak: $(VENV)/.ready
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m tests.faults
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.cold_start

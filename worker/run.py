@@ -1,8 +1,9 @@
-"""`run_build`: one look at the queue's hint, from claim to publish (design.md, section 5).
+"""`run_build`: what a ticket wakes a worker for, from claim to publish (design.md, section 5).
 
 Whatever goes wrong here ends as a state of the build, never as the end of the worker.
 """
 
+import errno
 import logging
 import time
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from threading import Event
 from aot.client import RegistryClient
 from aot.errors import (
     AotError,
+    BlobMissing,
     BuildFinished,
     BuildNotClaimable,
     CompileStopped,
+    DigestMismatch,
     Forbidden,
     LeaseLost,
     LocalStorageFull,
+    SizeMismatch,
     Unavailable,
 )
 from aot.pipeline import Question, Staged, build_bundle, fetch_source, publish_bundle, requalify_bundle
@@ -30,8 +34,9 @@ from worker.attempt import SHUTTING_DOWN, Attempt
 from worker.scratch import scratch_directory
 
 log = logging.getLogger("worker")
-# A full disk is the host's fault, and another worker may do better; but not for ever.
+# A full disk or a bad read is not the build's fault, and another worker may do better; but not for ever.
 MOST_HOST_FAULTS = 5
+MOST_UPLOADS = 3
 
 
 class Ended(StrEnum):
@@ -56,8 +61,8 @@ class Bench:
     stopping: Event  # set when the worker shuts down: the attempt ends and its build is given back
 
 
-def run_build(build: str | None, bench: Bench) -> Ended:
-    """Claim `build`, or the best one that waits, and carry it through. Returns how the attempt ended.
+def run_build(bench: Bench) -> Ended:
+    """Claim the best build that waits, and carry it through. Returns how the attempt ended.
 
     Raises Unavailable when the registry cannot be asked for work, and what it refuses a claim with; then nothing was
     claimed.
@@ -67,7 +72,8 @@ def run_build(build: str | None, bench: Bench) -> Ended:
     names = tuple(profile.name for profile in bench.profiles)
     asked_at = time.monotonic()
     try:
-        claim = bench.client.claim(bench.name, profiles=names, build=build).claim
+        # Not that of the ticket by name: the registry knows what is best now, and whose turn it is.
+        claim = bench.client.claim(bench.name, profiles=names).claim
     except BuildNotClaimable:
         return Ended.NOTHING
     if claim is None:
@@ -109,24 +115,38 @@ def _carry_through(attempt: Attempt, bench: Bench) -> None:
         staged = _build(attempt, bench, scratch)
         attempt.on_event({"phase": "uploading"})
         attempt.settle()
-        attempt.patiently(
-            lambda: publish_bundle(
+        attempt.patiently(lambda: _publish(attempt, staged))
+
+
+def _publish(attempt: Attempt, staged: Staged) -> None:
+    """Upload and publish. Bytes that were damaged on their way are sent again: an hour's build hangs on them."""
+    for left in reversed(range(MOST_UPLOADS)):
+        try:
+            publish_bundle(
                 attempt.client,
                 staged,
-                build=claim.build,
+                build=attempt.claim.build,
                 on_event=attempt.on_event,
                 should_stop=attempt.should_stop,
             )
-        )
+            return
+        except (BlobMissing, DigestMismatch, SizeMismatch) as error:
+            if not left:
+                raise
+            log.warning("upload-again build=%s error=%s", attempt.claim.build, error.message)
 
 
 def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
     claim = attempt.claim
     question = Question(spec=claim.spec, profile=claim.profile, build_key=claim.build_key, factors=claim.factors)
     attempt.on_event({"phase": "fetching"})
-    source = fetch_source(
-        attempt.client, claim.spec, claim.links, into=scratch / "source", should_stop=attempt.should_stop
-    )
+    try:
+        source = fetch_source(
+            attempt.client, claim.spec, claim.links, into=scratch / "source", should_stop=attempt.should_stop
+        )
+    except (DigestMismatch, SizeMismatch) as error:
+        # The registry had hashed these bytes: the way or the store is at fault, and the next look may be right.
+        raise OSError(errno.EIO, error.message) from error
     build = build_bundle if claim.requalify is None else requalify_bundle
     extra = {} if claim.requalify is None else {"digest": claim.requalify, "client": attempt.client}
     return build(
@@ -152,11 +172,12 @@ def _refuse_untrusted(claim: Claim, bench: Bench) -> None:
 
 
 def _after_host_fault(attempt: Attempt, error: Exception) -> Ended:
-    reason = f"the worker's disk or memory failed: {error or type(error).__name__}"
+    reason = f"the worker's disk, memory or network failed: {error or type(error).__name__}"
     log.error("host-fault build=%s error=%s", attempt.claim.build, reason)
     if attempt.claim.attempt < MOST_HOST_FAULTS:
         return _release(attempt, reason)
-    return _fail(attempt, AotError(reason, hint=f"this was attempt {attempt.claim.attempt}; see the workers' disks"))
+    hint = f"this was attempt {attempt.claim.attempt}; see the workers' disks, and try `python -m registry fsck`"
+    return _fail(attempt, AotError(reason, hint=hint))
 
 
 def _fail(attempt: Attempt, error: AotError) -> Ended:

@@ -32,7 +32,7 @@ def look(args: tuple[Any, ...], bench: Bench) -> None:
         log.warning("bad-message error=%s", error)
         return
     try:
-        run_build(ticket.build, bench)
+        run_build(bench)
     except Unavailable as error:
         # Nothing was claimed; the sweeper sends the ticket again.
         log.warning("registry-away build=%s error=%s", ticket.build, error.message)

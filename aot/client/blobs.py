@@ -4,6 +4,7 @@ Links carry their own right. No token goes with them, so a link may lead anywher
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -14,7 +15,7 @@ from aot.client.transport import Reply, Transport
 from aot.errors import AotError, InvalidSource, RegistryError, RegistryUnreachable, SizeMismatch, Unavailable
 from aot.schema.wire.blobs import Link
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 REDIRECTS = 3
 ANSWER_LIMIT_BYTES = 1 << 20
 
@@ -127,16 +128,49 @@ class _Download:
 
 
 def put_blob(transport: Transport, link: Link, path: Path, *, timeout_seconds: float, retry: RetryPolicy) -> None:
-    """Send the file at `path` to `link`; afterwards the store holds the blob.
+    """Send the file at `path` to `link`; afterwards the store holds the blob, or every part of it.
 
     Raises SizeMismatch or DigestMismatch when the file is not what the link is for, Forbidden for an expired link,
     InvalidSource when the file cannot be read.
     """
+    for stretch in stretches_of(link):
+        put_stretch(transport, stretch, path, timeout_seconds=timeout_seconds, retry=retry)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one request puts: a blob, or a part of one. `link` is where, with the size of the stretch."""
+
+    whole: Link
+    link: Link
+    start: int
+
+
+def stretches_of(link: Link) -> tuple[Stretch, ...]:
+    if not link.parts:
+        return (Stretch(link, link, 0),)
+    return tuple(
+        Stretch(
+            link,
+            Link(
+                digest=link.digest, size_bytes=part.size_bytes, url=part.url, method=link.method, headers=part.headers
+            ),
+            part.start,
+        )
+        for part in link.parts
+    )
+
+
+def put_stretch(
+    transport: Transport, stretch: Stretch, path: Path, *, timeout_seconds: float, retry: RetryPolicy
+) -> None:
+    """Send these bytes of the file at `path`. Raises as `put_blob`."""
+    link = stretch.link
     headers = {**link.headers, "content-length": str(link.size_bytes), "content-type": "application/octet-stream"}
 
     def attempt() -> None:
         with _opened(path) as file:
-            body = cast(BinaryIO, _Exactly(file, link, path))
+            body = cast(BinaryIO, _Exactly(file, stretch, path))
             reply = follow(transport, "PUT", link, headers=headers, body=body, timeout_seconds=timeout_seconds)
         try:
             answer = read_all(reply, limit_bytes=ANSWER_LIMIT_BYTES)
@@ -148,8 +182,8 @@ def put_blob(transport: Transport, link: Link, path: Path, *, timeout_seconds: f
 
     with _opened(path) as file:
         size = file.seek(0, 2)
-    if size != link.size_bytes:
-        raise _wrong_file(path, link, size)
+    if size != stretch.whole.size_bytes:
+        raise _wrong_file(path, stretch.whole, size)
     retried(attempt, retry, may_retry=lambda _: True)
 
 
@@ -187,25 +221,25 @@ def follow(
 
 
 class _Exactly:
-    """A file that must have exactly the link's size: a longer one would run into the next request."""
+    """A file that must have exactly the stretch's bytes: more would run into the next request."""
 
-    def __init__(self, file: BinaryIO, link: Link, path: Path) -> None:
+    def __init__(self, file: BinaryIO, stretch: Stretch, path: Path) -> None:
         self._file = file
-        self._link = link
+        self._stretch = stretch
         self._path = path
-        self._left = link.size_bytes
+        self.seek(0)
 
     def read(self, size: int = -1) -> bytes:
         wanted = self._left if size < 0 else min(size, self._left)
         chunk = self._file.read(wanted)
         if wanted and not chunk:
-            raise _wrong_file(self._path, self._link, self._link.size_bytes - self._left)
+            raise _wrong_file(self._path, self._stretch.whole, self._file.tell())
         self._left -= len(chunk)
         return chunk
 
     def seek(self, offset: int) -> int:
-        self._left = self._link.size_bytes - offset
-        return self._file.seek(offset)
+        self._left = self._stretch.link.size_bytes - offset
+        return self._file.seek(self._stretch.start + offset) - self._stretch.start
 
 
 def _opened(path: Path) -> BinaryIO:

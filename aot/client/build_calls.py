@@ -16,6 +16,7 @@ from aot.schema.wire.builds import (
     ProgressRequest,
     ReleaseRequest,
     RenewReply,
+    RetryRequest,
     SubmitReply,
     SubmitRequest,
 )
@@ -58,6 +59,11 @@ class BuildCalls(Calls):
     def cancel(self, build: str, *, reason: str = "") -> BuildView:
         """Stop a build: its worker hears of it when it renews. Raises BuildFinished."""
         reply: BuildView = self.call("cancel", path={"build": build}, body=CancelRequest(reason=reason))
+        return reply
+
+    def retry(self, build: str, *, reason: str = "") -> SubmitReply:
+        """Build the spec of a build that ended without a bundle again. Raises BuildFinished, BlobMissing."""
+        reply: SubmitReply = self.call("retry", path={"build": build}, body=RetryRequest(reason=reason))
         return reply
 
     def claim(self, worker: Name, *, profiles: tuple[Name, ...], build: str | None = None) -> ClaimReply:

@@ -56,11 +56,15 @@ class BundleCalls(Calls):
         torch: str | None = None,
         build_key: BuildKey | None = None,
         route: Route | None = None,
+        guards: tuple[str, ...] = (),
         state: BundleState | None = None,
         after: str | None = None,
         limit: int | None = None,
     ) -> BundleListing:
-        """The newest bundles first; `text` is a part of the name, `after` continues where `next` says."""
+        """The newest bundles first; `text` is a part of the name, `after` continues where `next` says.
+
+        `guards`: each KIND or KIND=VALUE (`libc=2.28`, `input.dtype=float16`), put by an artifact of the bundle.
+        """
         query = {
             "text": text,
             "namespace": namespace,
@@ -71,6 +75,7 @@ class BundleCalls(Calls):
             "torch": torch,
             "build_key": build_key,
             "route": route,
+            "guard": guards,
             "state": state,
             "after": after,
             "limit": limit,
@@ -91,7 +96,10 @@ class BundleCalls(Calls):
         after: str | None = None,
         limit: int | None = None,
     ) -> KernelListing:
-        """The kernels of the newest bundles first; `text` is a part of the kernel's name, `model` names its bundle."""
+        """The kernels of the newest bundles first; `model` names the bundle.
+
+        `text` is how the kernel's name begins; with it they come by name. `capability` is where they are to run.
+        """
         query = {
             "text": text,
             "capability": capability,

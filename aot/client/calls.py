@@ -38,12 +38,14 @@ class Calls:
         self.transport = transport
         self.url = url.rstrip("/")
         self.timeout_seconds = timeout_seconds
-        self.retry = retry or RetryPolicy()
+        self.retry_policy = retry or RetryPolicy()
         self._token = token
 
     def with_token(self, token: str) -> Self:
         """The same client with another right: a worker's, once it has claimed a build."""
-        return type(self)(self.transport, self.url, token, timeout_seconds=self.timeout_seconds, retry=self.retry)
+        return type(self)(
+            self.transport, self.url, token, timeout_seconds=self.timeout_seconds, retry=self.retry_policy
+        )
 
     def call(
         self,
@@ -65,7 +67,7 @@ class Calls:
         def may_retry(error: Unavailable) -> bool:
             return name not in _NOT_REPEATED or error.details.get("sent") is False
 
-        return retried(lambda: self._once(endpoint, url, content), self.retry, may_retry=may_retry)
+        return retried(lambda: self._once(endpoint, url, content), self.retry_policy, may_retry=may_retry)
 
     def _once(self, endpoint: Endpoint, url: str, content: bytes | None) -> Any:
         headers = {"accept": "application/json", "user-agent": _user_agent()}
@@ -113,7 +115,12 @@ def _filled(path: str, values: Mapping[str, str]) -> str:
 def _query_of(values: Mapping[str, Any]) -> str:
     from urllib.parse import urlencode
 
-    given = {name: str(value) for name, value in values.items() if value is not None}
+    given = [
+        (name, str(one))
+        for name, value in values.items()
+        for one in (value if isinstance(value, tuple) else (value,))  # a tuple asks with each of its values
+        if one is not None
+    ]
     return f"?{urlencode(given)}" if given else ""
 
 

@@ -9,6 +9,7 @@ from aot.client.build_calls import BuildCalls
 from aot.client.bundle_calls import BundleCalls
 from aot.client.fleet_calls import FleetCalls
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
 
@@ -27,7 +28,7 @@ class RegistryClient(BuildCalls, BundleCalls, FleetCalls):
 
         Raises SizeMismatch or DigestMismatch when the file is not the blob, Forbidden when the link has expired.
         """
-        blobs.put_blob(self.transport, link, path, timeout_seconds=self.timeout_seconds, retry=self.retry)
+        blobs.put_blob(self.transport, link, path, timeout_seconds=self.timeout_seconds, retry=self.retry_policy)
 
     def get_blob(self, link: Link, into: blobs.Sink, *, limit_bytes: int | None = None) -> None:
         """Write the bytes behind `link` to `into`, which verifies them; a cut connection is resumed.
@@ -40,7 +41,7 @@ class RegistryClient(BuildCalls, BundleCalls, FleetCalls):
             into,
             limit_bytes=link.size_bytes if limit_bytes is None else limit_bytes,
             timeout_seconds=self.timeout_seconds,
-            retry=self.retry,
+            retry=self.retry_policy,
         )
 
     def fetch_blobs(
@@ -58,11 +59,33 @@ class RegistryClient(BuildCalls, BundleCalls, FleetCalls):
             cache,
             workers=workers,
             timeout_seconds=self.timeout_seconds,
-            retry=self.retry,
+            retry=self.retry_policy,
         )
 
-    def upload_blobs(self, links: Iterable[Link], files: Mapping[Digest, Path], *, workers: int = WORKERS) -> None:
-        """Put the file of every link, in parallel. The first error stops the rest."""
+    def upload_blobs(
+        self,
+        links: Iterable[Link],
+        files: Mapping[Digest, Path],
+        *,
+        workers: int = WORKERS,
+        namespace: Namespace | None = None,
+    ) -> None:
+        """Put the file of every link, in parallel; the parts of large ones too. The first error stops the rest.
+
+        Where an upload takes longer than its link lives, `namespace` is asked for another link, once for each request.
+        """
+
+        def renew(link: Link) -> Link | None:
+            assert namespace is not None
+            blob = Blob(digest=link.digest, size_bytes=link.size_bytes)
+            return next(iter(self.open_uploads(namespace, [blob])), None)
+
         transfers.upload_blobs(
-            self.transport, links, files, workers=workers, timeout_seconds=self.timeout_seconds, retry=self.retry
+            self.transport,
+            links,
+            files,
+            workers=workers,
+            timeout_seconds=self.timeout_seconds,
+            retry=self.retry_policy,
+            renew=None if namespace is None else renew,
         )

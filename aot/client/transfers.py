@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from aot.cache import Incoming, LocalCache
-from aot.client.blobs import get_blob, put_blob
+from aot.client.blobs import Stretch, get_blob, put_stretch, stretches_of
 from aot.client.retry import RetryPolicy
 from aot.client.transport import Transport
-from aot.errors import BlobNotFound, InvalidSource
+from aot.errors import BlobNotFound, Forbidden, InvalidSource
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
@@ -53,9 +53,12 @@ def fetch_blobs(
 
         return cache.ensure(blob, receive)
 
+    # The largest first: the last one to arrive should not be one that takes long alone.
+    order = sorted(range(len(wanted)), key=lambda index: -wanted[index].size_bytes)
     # Held meanwhile: another process that evicts could otherwise take the first while the last arrives.
     with cache.hold(blob.digest for blob in wanted):
-        return in_parallel(fetch, wanted, workers=workers)
+        paths = in_parallel(fetch, tuple(wanted[index] for index in order), workers=workers)
+    return tuple(path for _, path in sorted(zip(order, paths, strict=True)))
 
 
 def upload_blobs(
@@ -66,17 +69,37 @@ def upload_blobs(
     workers: int,
     timeout_seconds: float,
     retry: RetryPolicy,
+    renew: Callable[[Link], Link | None] | None = None,
 ) -> None:
-    """Put the file of every link, found by its digest in `files`. Raises the first error of any transfer."""
+    """Put the file of every link, found by its digest in `files`; the parts of large ones at once.
 
-    def put(link: Link, stopped: Callable[[], bool]) -> None:
-        path = files.get(link.digest)
+    Raises the first error of any transfer. `renew` gives another link for a blob whose link has expired meanwhile,
+    None where the blob has arrived.
+    """
+
+    def send(stretch: Stretch) -> None:
+        path = files.get(stretch.link.digest)
         if path is None:
-            raise InvalidSource(f"there is no file for {link.digest}", hint="pass every blob that was announced")
-        if not stopped():
-            put_blob(transport, link, path, timeout_seconds=timeout_seconds, retry=retry)
+            raise InvalidSource(
+                f"there is no file for {stretch.link.digest}", hint="pass every blob that was announced"
+            )
+        put_stretch(transport, stretch, path, timeout_seconds=timeout_seconds, retry=retry)
 
-    in_parallel(put, tuple(links), workers=workers)
+    def put(stretch: Stretch, stopped: Callable[[], bool]) -> None:
+        if stopped():
+            return
+        try:
+            send(stretch)
+        except Forbidden:
+            if renew is None:
+                raise
+            again = renew(stretch.whole)
+            # A part that is not among those it lists has arrived.
+            for other in stretches_of(again) if again else ():
+                if other.start == stretch.start:
+                    send(other)
+
+    in_parallel(put, tuple(stretch for link in links for stretch in stretches_of(link)), workers=workers)
 
 
 def in_parallel(work: Callable[[T, Callable[[], bool]], U], items: tuple[T, ...], *, workers: int) -> tuple[U, ...]:

@@ -1,0 +1,146 @@
+"""SQL of the queue. Each read costs the same with ten builds waiting as with ten thousand.
+
+The partial indexes serve it only where a statement says the index's condition in the same words: hence literals, not
+parameters. A build is *ready* while nothing is known that keeps it from being built (`waiting` is empty).
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Integer, String, and_, func, literal_column, select, text, tuple_, update
+from sqlalchemy.orm import Session
+
+from aot.schema.names import Name, Namespace
+from registry.db.models import BuildRow, NamespaceClaimRow
+from registry.db.session import add_if_absent, hold_turn
+from registry.db.types import UtcTime, Word
+
+QUEUED = literal_column("builds.state", String) == literal_column("'queued'", String)
+RUNNING = literal_column("builds.state", String) == literal_column("'running'", String)
+READY = and_(QUEUED, literal_column("builds.waiting", String) == literal_column("''", String))
+FIRST_PAGE, PAGE = 1, 20
+# A replica that hangs in the middle of a claim must not hang the others.
+LOCK_SECONDS = 10
+
+_HEADS = text(
+    """
+    WITH RECURSIVE waits(namespace) AS (
+        SELECT min(namespace) FROM builds WHERE state = 'queued' AND waiting = ''
+        UNION ALL
+        SELECT (SELECT min(namespace) FROM builds
+                WHERE state = 'queued' AND waiting = '' AND namespace > waits.namespace)
+        FROM waits WHERE waits.namespace IS NOT NULL
+    ), best(namespace, priority) AS (
+        SELECT waits.namespace, (SELECT max(priority) FROM builds
+            WHERE state = 'queued' AND waiting = '' AND namespace = waits.namespace AND profile = :profile)
+        FROM waits WHERE waits.namespace IS NOT NULL
+    )
+    SELECT best.namespace, best.priority, (SELECT min(id) FROM builds
+            WHERE state = 'queued' AND waiting = '' AND namespace = best.namespace AND profile = :profile
+              AND priority = best.priority) AS build,
+        namespace_claims.claimed_at
+    FROM best LEFT JOIN namespace_claims ON namespace_claims.namespace = best.namespace
+    WHERE best.priority IS NOT NULL
+    """
+).columns(namespace=Word(Namespace), priority=Integer, build=String, claimed_at=UtcTime)
+
+
+class HeadRow(NamedTuple):
+    """A namespace's best ready build of one profile, and when the namespace last got a worker."""
+
+    namespace: Namespace
+    priority: int
+    build: str
+    claimed_at: datetime | None
+
+
+def take_turns(session: Session) -> None:
+    """Let no other claim run until this transaction ends, so that counts and order are true when it commits."""
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+    hold_turn(connection, "claims")
+
+
+def ready_heads(profile: Name, session: Session) -> Sequence[HeadRow]:
+    """One row for every namespace that has a ready build of the profile."""
+    found = session.execute(_HEADS, {"profile": str.__str__(profile)})
+    return [HeadRow(*row) for row in found]
+
+
+def running_counts(session: Session) -> dict[tuple[Namespace, Name], int]:
+    rows = session.execute(
+        select(BuildRow.namespace, BuildRow.profile, func.count())
+        .where(RUNNING)
+        .group_by(BuildRow.namespace, BuildRow.profile)
+    )
+    return {(namespace, profile): count for namespace, profile, count in rows}
+
+
+def running_in(namespace: Namespace, session: Session) -> int:
+    query = select(func.count()).select_from(BuildRow).where(RUNNING, BuildRow.namespace == namespace)
+    return session.scalar(query) or 0
+
+
+def busy_workers(session: Session) -> set[Name]:
+    return {worker for worker in session.scalars(select(BuildRow.worker).where(RUNNING)) if worker is not None}
+
+
+def ready_builds(namespace: Namespace, profile: Name, session: Session) -> Iterator[BuildRow]:
+    """The namespace's ready builds of the profile: highest priority first, then the oldest.
+
+    Page by page, each to its end before the next: the caller may write between two rows.
+    """
+    these = (READY, BuildRow.namespace == namespace, BuildRow.profile == profile)
+    priority = session.scalar(select(func.max(BuildRow.priority)).where(*these))
+    while priority is not None:
+        after, limit = "", FIRST_PAGE
+        of_it = select(BuildRow).where(*these, BuildRow.priority == priority).order_by(BuildRow.id)
+        while page := session.scalars(of_it.where(BuildRow.id > after).limit(limit)).all():
+            yield from page
+            after, limit = page[-1].id, PAGE
+        priority = session.scalar(select(func.max(BuildRow.priority)).where(*these, BuildRow.priority < priority))
+
+
+def held_up_builds(profile: Name, session: Session, *, limit: int) -> Sequence[BuildRow]:
+    """Queued builds of the profile that are known not to be ready, the oldest first."""
+    kept_back = literal_column("builds.waiting", String) != literal_column("''", String)
+    query = select(BuildRow).where(QUEUED, BuildRow.profile == profile, kept_back)
+    return session.scalars(query.order_by(BuildRow.id).limit(limit)).all()
+
+
+def queued_after(place: tuple[str, str], session: Session, *, limit: int) -> Sequence[BuildRow]:
+    """The next queued builds, in the order of profile and id, after `place`."""
+    query = select(BuildRow).where(QUEUED, tuple_(BuildRow.profile, BuildRow.id) > place)
+    return session.scalars(query.order_by(BuildRow.profile, BuildRow.id).limit(limit)).all()
+
+
+def say_waiting(row: BuildRow, waiting: str, session: Session) -> bool:
+    """Note why the build waits, while it is in the attempt that was read and still queued."""
+    done = session.execute(
+        update(BuildRow).where(BuildRow.id == row.id, QUEUED, BuildRow.attempt == row.attempt).values(waiting=waiting),
+        execution_options={"synchronize_session": False},
+    )
+    return done.rowcount == 1
+
+
+def make_ready(profile: Name, *, unless: Sequence[str], session: Session) -> None:
+    """Builds of the profile that waited for the reasons `unless` alone wait no more."""
+    these = update(BuildRow).where(QUEUED, BuildRow.profile == profile, BuildRow.waiting.in_(unless))
+    session.execute(these.values(waiting=""), execution_options={"synchronize_session": False})
+
+
+def due_tickets(profile: Name, session: Session, *, sent_before: datetime, limit: int) -> Sequence[BuildRow]:
+    """Ready builds of the profile whose last ticket was sent before the time, the oldest first."""
+    query = select(BuildRow).where(READY, BuildRow.profile == profile, BuildRow.sent_at <= sent_before)
+    return session.scalars(query.order_by(BuildRow.id).limit(limit)).all()
+
+
+def note_claim(namespace: Namespace, *, now: datetime, session: Session) -> None:
+    """Remember that the namespace got a worker."""
+    row = session.get(NamespaceClaimRow, namespace)
+    if row is None:
+        add_if_absent(NamespaceClaimRow(namespace=namespace, claimed_at=now), session)
+    else:
+        row.claimed_at = now

@@ -1,0 +1,159 @@
+"""After a campaign, with every fault ended: is everything that was promised true?
+
+builds    every accepted build has ended, once; no build has two bundles, or a bundle and another end
+bundles   every visible one is complete in the store, its bytes are those of its digests, a trusted key signed it
+orphans   after the grace period, nothing is left in the store that no bundle names
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+
+from aot.errors import AotError
+from aot.schema.manifest import decode_manifest
+from aot.schema.state import BuildState, BundleState
+from aot.trust import TrustedKeys, verify
+from registry.clock import utc_now
+from registry.db.models import BuildRow, BundleRow
+from registry.deps import Deps, build_deps
+from registry.services.retention import retain
+from registry.settings import Settings
+from tests.faults.backends import ACCESS, BUCKET, SECRET, ObjectStore
+from tests.faults.clients import Accepted
+from tests.faults.fleet import Fleet
+
+PREFIX = "aot/sha256/"
+ENDS = {"bundle-published": "published", "build-failed": "failed", "build-cancelled": "cancelled"}
+
+
+@dataclass
+class Auditor:
+    fleet: Fleet
+    store: ObjectStore
+    accepted: Accepted
+    trusted: TrustedKeys
+
+    def audit(self) -> None:
+        """Write what is wrong into the ledger."""
+        # boto3 looks for credentials in the environment, as in the registry's own processes.
+        os.environ.update({"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET})
+        deps = self._deps()
+        try:
+            self._builds(deps)
+            self._ends_told()
+            named = self._bundles(deps)
+            self._orphans(deps, named)
+        finally:
+            deps.sessions.close()
+
+    def _deps(self) -> Deps:
+        direct = Fleet.blob_url(f"http://127.0.0.1:{self.store.port}")
+        environ = {**self.fleet.environ, "AOT_BLOB_URL": direct, "AOT_DATA_DIR": str(self.fleet.root / "auditor")}
+        return build_deps(Settings.from_environ(environ))
+
+    def _builds(self, deps: Deps) -> None:
+        ledger = self.fleet.ledger
+        with deps.sessions.reading() as session:
+            rows = {row.id: row for row in session.scalars(select(BuildRow))}
+            counts: dict[Any, int] = dict(
+                session.execute(
+                    select(BundleRow.build, func.count()).where(BundleRow.build.is_not(None)).group_by(BundleRow.build)
+                ).all()
+            )
+        for build in self.accepted.builds:
+            row = rows.get(build)
+            if row is None:
+                ledger.violated(f"build {build} was accepted and is gone")
+            elif not row.state.finished:
+                ledger.violated(f"build {build} has not ended: {row.state} {row.phase} {row.waiting} {row.setback}")
+        for build, row in rows.items():
+            wanted = 1 if row.state is BuildState.PUBLISHED else 0
+            if counts.get(build, 0) != wanted or (row.bundle is not None) != bool(wanted):
+                ledger.violated(f"build {build} is {row.state} and has {counts.get(build, 0)} bundles")
+            if build in self.accepted.cancelled and row.state is not BuildState.CANCELLED:
+                ledger.violated(f"build {build} was cancelled, and is {row.state}")
+            ledger.saw(f"auditor: builds {row.state}" + (f" ({row.error.code})" if row.error else ""))
+            ledger.saw("auditor: attempts", row.attempt)
+            if build not in self.accepted.builds:
+                ledger.saw("auditor: builds whose acceptance got lost on its way to the client")
+
+    def _ends_told(self) -> None:
+        """No two replicas told two different ends of one build."""
+        told: dict[str, set[str]] = {}
+        for name, member in self.fleet.members.items():
+            if not name.startswith("replica"):
+                continue
+            for line in member.log.read_text(errors="replace").splitlines():
+                event = _event(line)
+                if (end := ENDS.get(str(event.get("event")))) is not None:
+                    what = f"published {event.get('bundle')}" if end == "published" else end
+                    told.setdefault(str(event.get("build")), set()).add(what)
+        for build, ends in told.items():
+            if len(ends) > 1:
+                self.fleet.ledger.violated(f"build {build} ended twice: {sorted(ends)}")
+        self.fleet.ledger.saw("auditor: ends told by replicas", len(told))
+
+    def _bundles(self, deps: Deps) -> set[str]:
+        """Check what is visible; return the store's keys that bundles name."""
+        client, named = self.store.client(), set()
+        with deps.sessions.reading() as session:
+            rows = session.scalars(select(BundleRow)).all()
+        for row in rows:
+            manifest = decode_manifest(row.manifest)
+            keys = {f"{PREFIX}{blob.digest.hex[:2]}/{blob.digest.hex[2:]}": blob for blob in manifest.blobs}
+            named |= set(keys)
+            if row.state is not BundleState.LIVE:
+                continue
+            self.fleet.ledger.saw("auditor: visible bundles read whole")
+            if row.damage:
+                self.fleet.ledger.violated(f"bundle {row.digest} is damaged: {row.damage}")
+            if f"sha256:{hashlib.sha256(row.manifest).hexdigest()}" != row.digest:
+                self.fleet.ledger.violated(f"bundle {row.digest} has a manifest of another digest")
+            try:
+                assert row.envelope is not None
+                verify(row.envelope, self.trusted, manifest=row.digest, namespace=row.namespace, name=row.name)
+            except (AotError, AssertionError) as error:
+                self.fleet.ledger.violated(f"bundle {row.digest} is not signed: {error}")
+            for key, blob in keys.items():
+                found = _read(client, key)
+                if found is None or hashlib.sha256(found).hexdigest() != blob.digest.hex:
+                    self.fleet.ledger.violated(f"bundle {row.digest} is visible without the bytes of {blob.digest}")
+        return named
+
+    def _orphans(self, deps: Deps, named: set[str]) -> None:
+        """Let the grace period pass, and see that what nobody names is gone and nothing else."""
+        grace = deps.settings.grace_of_blobs + timedelta(minutes=1)
+        before = _keys(self.store)
+        for times in (1, 2, 3):  # condemn; delete; delete what was half deleted when a sweeper died
+            retain(replace(deps, clock=lambda times=times: utc_now() + times * grace))
+        after = _keys(self.store)
+        if left := after - named:
+            self.fleet.ledger.violated(f"{len(left)} orphans after the grace period, the first {min(left)}")
+        if lost := named - after:
+            self.fleet.ledger.violated(f"{len(lost)} blobs of bundles were deleted, the first {min(lost)}")
+        self.fleet.ledger.saw("auditor: orphans removed by retention", len(before - after))
+
+
+def _read(client: Any, key: str) -> bytes | None:
+    try:
+        return bytes(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    except client.exceptions.ClientError:
+        return None
+
+
+def _keys(store: ObjectStore) -> set[str]:
+    pages = store.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=PREFIX)
+    return {found["Key"] for page in pages for found in page.get("Contents", ())}
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
