@@ -8,13 +8,15 @@ errors leave as AotError, and the application's handlers turn them into answers.
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, BinaryIO
 
+import anyio
 import anyio.to_thread
 from litestar import Request, Response, get, head, put
+from litestar.exceptions import InternalServerException
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response import Stream
 
-from aot.errors import AotError, BlobNotFound, Forbidden, SizeMismatch
+from aot.errors import AotError, BlobNotFound, Forbidden, SizeMismatch, StorageUnavailable
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from registry.storage.protocol import BlobStore, ServedStore
@@ -22,6 +24,8 @@ from registry.storage.ranges import ByteRange, Unsatisfiable, parse_range
 
 CHUNK_BYTES = 1 << 20
 DRAIN_BYTES = 64 << 20
+IDLE_SECONDS = 60.0
+ENDED = "ended"
 PATH = "/blobs/{digest:str}"
 
 
@@ -38,8 +42,9 @@ def link_routes(store: BlobStore) -> list[HTTPRouteHandler]:
         try:
             blob = _granted(served, digest, request)
             await _receive(served, blob, request)
-        except AotError:
-            await _drain(request)
+        except AotError as error:
+            if ENDED not in error.details:  # else there is nothing to read on from
+                await _drain(request)
             raise
         return Response(b"", status_code=201, headers={"ETag": _etag(blob.digest)})
 
@@ -107,9 +112,22 @@ async def _send(store: ServedStore, blob: Blob, request: Request[Any, Any, Any])
 
 
 async def _gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in pieces of at least CHUNK_BYTES: servers hand them out 64 KiB at a time."""
+    """The same bytes in pieces of at least CHUNK_BYTES: servers hand them out 64 KiB at a time.
+
+    Raises StorageUnavailable when the sender hangs up, or sends nothing for IDLE_SECONDS: whoever is gone must not
+    hold a file open.
+    """
     pending = bytearray()
-    async for chunk in chunks:
+    while True:
+        try:
+            with anyio.fail_after(IDLE_SECONDS):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise _ended(f"the upload stood still for {IDLE_SECONDS:g} s") from None
+        except InternalServerException as error:  # what the framework calls a sender that has hung up
+            raise _ended("the upload was cut") from error
+        if chunk is None:
+            break
         pending += chunk
         if len(pending) >= CHUNK_BYTES:
             yield bytes(pending)
@@ -118,14 +136,19 @@ async def _gathered(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(pending)
 
 
+def _ended(message: str) -> StorageUnavailable:
+    return StorageUnavailable(message, hint="check the line, and put the blob again", details={ENDED: True})
+
+
 async def _drain(request: Request[Any, Any, Any]) -> None:
     """Read on after a refusal: a client that is still sending would see a cut connection, not the answer."""
     seen = 0
     try:
-        async for chunk in request.stream():
-            seen += len(chunk)
-            if seen > DRAIN_BYTES:
-                return
+        with anyio.move_on_after(IDLE_SECONDS):
+            async for chunk in request.stream():
+                seen += len(chunk)
+                if seen > DRAIN_BYTES:
+                    return
     except Exception:
         return  # the stream was read already, or the client is gone: the refusal is what matters
 

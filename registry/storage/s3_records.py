@@ -1,0 +1,43 @@
+"""The registry's records in an S3 bucket."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from registry.storage.s3_answers import status_of, translated
+
+
+class S3Records:
+    """Records under one prefix of the bucket. `encryption` goes with everything that is written."""
+
+    def __init__(self, client: Any, *, bucket: str, prefix: str, encryption: Mapping[str, str]) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self._encryption = dict(encryption)
+
+    def put(self, name: str, content: bytes) -> None:
+        with translated(f"write the record {name} to bucket {self._bucket}"):
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=content, **self._encryption)
+
+    def find(self, name: str) -> bytes | None:
+        with translated(f"read the record {name} from bucket {self._bucket}"):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except ClientError as error:
+                if status_of(error) == 404:
+                    return None
+                raise
+            return bytes(answer["Body"].read())
+
+    def list(self, prefix: str) -> Iterator[str]:
+        pages = self._client.get_paginator("list_objects_v2")
+        with translated(f"list the records of bucket {self._bucket}"):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for found in page.get("Contents", ()):
+                    yield str(found["Key"]).removeprefix(self._prefix)
+
+    def delete(self, name: str) -> None:
+        with translated(f"delete the record {name} from bucket {self._bucket}"):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)

@@ -1,0 +1,149 @@
+"""Large blobs in the registry: nothing counts before it was hashed, wrong bytes go, abandoned uploads are given up."""
+
+import hashlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import msgspec
+import pytest
+
+from aot.client import HttpTransport
+from aot.client.blobs import put_blob
+from aot.client.retry import ONCE
+from aot.errors import BlobMissing, BlobPending, SizeMismatch
+from aot.schema.digest import Digest
+from aot.schema.names import Namespace
+from aot.schema.spec import Blob, Spec
+from aot.schema.wire.blobs import OpenUploadsRequest
+from aot.schema.wire.builds import SubmitRequest
+from registry.services.retention import plan, retain
+from registry.storage.place import MIB
+from registry.storage.s3 import S3BlobStore
+from tests.builders import a_profile, a_spec
+from tests.nanio import nanio_server
+from tests.service import Service, a_service
+
+CONTENT = bytes(range(251)) * (11 * MIB // 251)
+BLOB = Blob(digest=Digest.of(CONTENT), size_bytes=len(CONTENT))
+DAY = 86400.0
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with nanio_server(tmp_path / "nanio", keys={"test": "test"}) as url:
+        bucket = f"blobs-{uuid.uuid4().hex}"
+        boto3.Session().client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=bucket)
+        where = f"s3://{bucket}/p?endpoint={url}&region=us-east-1&largest_put=5MiB&part=5MiB"
+        with a_service(tmp_path / "data", AOT_BLOB_URL=where) as service:
+            service.register(a_profile())
+            # As a store that compares digests by itself: what came in parts is hashed even so.
+            store_of(service).enforces_checksum = True
+            yield service
+
+
+def store_of(service: Service) -> S3BlobStore:
+    assert isinstance(service.deps.store, S3BlobStore)
+    return service.deps.store
+
+
+def large_spec() -> Spec:
+    spec = a_spec()
+    return msgspec.structs.replace(spec, source=msgspec.structs.replace(spec.source, tree=BLOB))
+
+
+def put(service: Service, path: Path, content: bytes = CONTENT, *, blob: Blob = BLOB, parts: int | None = None) -> int:
+    """Put what the registry lacks of the blob, or so many parts of it; return how many requests that were."""
+    path.write_bytes(content)
+    links = service.call("open_uploads", OpenUploadsRequest(namespace=Namespace("default"), blobs=(blob,))).links
+    sent = 0
+    for link in links:
+        some = msgspec.structs.replace(link, parts=link.parts[:parts])
+        put_blob(HttpTransport(), some, path, timeout_seconds=20, retry=ONCE)
+        sent += len(some.parts)
+    return sent
+
+
+def test_a_source_in_parts_waits_until_it_was_hashed(service: Service, tmp_path: Path) -> None:
+    request = SubmitRequest(spec=large_spec())
+    assert put(service, tmp_path / "file") == 3
+    with pytest.raises(BlobPending, match="still being hashed"):
+        service.call("submit", request)
+    assert put(service, tmp_path / "file") == 0, "gigabytes are not asked for twice"
+    assert service.sweep().hashed == 1
+    assert service.sweep().hashed == 0
+    assert service.call("submit", request).created
+
+
+def test_a_source_whose_last_part_is_missing_is_missing(service: Service, tmp_path: Path) -> None:
+    assert put(service, tmp_path / "file", parts=2) == 2
+    assert service.sweep().hashed == 0
+    with pytest.raises(BlobMissing):
+        service.call("submit", SubmitRequest(spec=large_spec()))
+    assert put(service, tmp_path / "file") == 1
+    assert service.sweep().hashed == 1
+    assert service.call("submit", SubmitRequest(spec=large_spec())).created
+
+
+def test_other_bytes_in_parts_never_count_and_are_removed(service: Service, tmp_path: Path) -> None:
+    wrong = bytes(len(CONTENT))
+    assert hashlib.sha256(wrong).hexdigest() != BLOB.digest.hex
+    put(service, tmp_path / "file", wrong)
+    with pytest.raises(BlobPending):
+        service.call("submit", SubmitRequest(spec=large_spec()))
+    assert service.sweep().hashed == 0
+    assert service.deps.store.stat(BLOB.digest) is None
+    with pytest.raises(BlobMissing) as raised:
+        service.call("submit", SubmitRequest(spec=large_spec()))
+    assert "bytes of another digest are removed" in raised.value.hint
+    assert put(service, tmp_path / "file") == 3
+    assert service.sweep().hashed == 1
+    assert service.call("submit", SubmitRequest(spec=large_spec())).created
+
+
+def test_a_blob_in_parts_of_another_size_than_the_request_names_is_refused(service: Service, tmp_path: Path) -> None:
+    more = CONTENT + b"x"
+    said = Blob(digest=BLOB.digest, size_bytes=len(more))
+    put(service, tmp_path / "file", more, blob=said)
+    assert store_of(service).complete(said) == len(more)
+    with pytest.raises(SizeMismatch):
+        service.call("submit", SubmitRequest(spec=large_spec()))
+
+
+def test_an_upload_that_nobody_goes_on_with_is_given_up(service: Service, tmp_path: Path) -> None:
+    put(service, tmp_path / "file", parts=1)
+    assert retain(service.deps).given_up == 0
+    service.clock.advance(0.9 * DAY)
+    put(service, tmp_path / "file", parts=1)  # asked for again: it is gone on with
+    service.clock.advance(0.5 * DAY)
+    assert (plan(service.deps).given_up, retain(service.deps).given_up) == (0, 0)
+    service.clock.advance(0.6 * DAY)
+    assert (plan(service.deps).given_up, len(list(store_of(service).part_uploads()))) == (1, 1)
+    assert retain(service.deps).given_up == 1
+    assert list(store_of(service).part_uploads()) == []
+    assert retain(service.deps).given_up == 0
+    assert put(service, tmp_path / "file") == 3
+
+
+def test_a_pass_of_hashing_ends_in_time_for_the_leases(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(service, tmp_path / "file")
+    monkeypatch.setattr("registry.services.sweep.HASH_SECONDS", -1.0)
+    assert service.sweep().hashed == 0
+    monkeypatch.setattr("registry.services.sweep.HASH_SECONDS", 60.0)
+    assert service.sweep().hashed == 1
+
+
+def test_small_blobs_beside_it_need_no_hashing_where_the_store_compares(service: Service, tmp_path: Path) -> None:
+    small = b"x" * 100
+    blob = Blob(digest=Digest.of(small), size_bytes=100)
+    path = tmp_path / "small"
+    path.write_bytes(small)
+    [link] = service.call("open_uploads", OpenUploadsRequest(namespace=Namespace("default"), blobs=(blob,))).links
+    put_blob(HttpTransport(), link, path, timeout_seconds=20, retry=ONCE)
+    assert link.parts == ()
+    assert service.sweep().hashed == 0
