@@ -4,13 +4,13 @@ from typing import Any
 
 from litestar import Litestar, Request
 from litestar.datastructures import State
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
+from litestar.params import SkipValidation
 
 from aot.schema.text import Text
 from registry.api import auth, blobs, builds, bundles, claims, errors, fleet, health, kernels
 from registry.api.index import index
 from registry.api.openapi import WireSchemas, describe_wire_types, openapi_config
-from registry.db import fleet as fleet_rows
 from registry.deps import Deps, build_deps
 from registry.services.tokens import Principal
 from registry.settings import Settings
@@ -33,10 +33,7 @@ def create_app(settings: Settings) -> Litestar:
 
 
 def create_app_from(deps: Deps) -> Litestar:
-    """The application over a given object graph. The database must be migrated. Raises StorageUnavailable."""
-    with deps.sessions.transaction() as session:
-        for key in deps.signing_keys:
-            fleet_rows.remember_key(str(key.public), now=deps.clock(), session=session)
+    """The application over a given object graph, whose database must be migrated."""
     app = Litestar(
         [index, *ROUTES, *link_routes(deps.store)],
         dependencies={
@@ -58,5 +55,6 @@ def create_app_from(deps: Deps) -> Litestar:
     return app
 
 
-def caller_of(request: Request[Any, Any, Any]) -> Principal:
+def caller_of(request: Request[Any, Any, Any], deps: NamedDependency[SkipValidation[Deps]]) -> Principal:
+    # After `deps`, not beside it: for what is independent the framework starts a group of tasks at every request.
     return request.auth

@@ -3,13 +3,22 @@
 from dataclasses import dataclass, field
 
 from aot.trust import SigningKey
-from registry.clock import Clock, utc_now
+from registry.clock import Clock, SharedClock, utc_now
 from registry.db.session import Sessions, open_sessions
 from registry.queue import CeleryQueue, Queue
 from registry.services.uses import Uses
 from registry.settings import Settings
 from registry.storage import BlobStore, open_store
 from registry.storage.records import KeepsRecords, RecordStore
+
+BEGINNING = ("", "")
+
+
+@dataclass
+class Explained:
+    """How far the sweeper of this process has said of queued builds why they wait: profile and id of the last."""
+
+    after: tuple[str, str] = BEGINNING
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,8 @@ class Deps:
     signing_keys: tuple[SigningKey, ...]
     clock: Clock = utc_now
     uses: Uses = field(default_factory=Uses)
+    explained: Explained = field(default_factory=Explained)
+    probe_secret: str = field(default="", repr=False)  # of this process's own health check
 
 
 def build_deps(settings: Settings) -> Deps:
@@ -32,11 +43,13 @@ def build_deps(settings: Settings) -> Deps:
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     store = open_store(settings.blob_url, data_dir=settings.data_dir, public_url=settings.public_url)
     assert isinstance(store, KeepsRecords), "every store that a URL can name keeps records"
+    sessions = open_sessions(settings.database_url)
     return Deps(
         settings=settings,
-        sessions=open_sessions(settings.database_url),
+        sessions=sessions,
         store=store,
         records=store.records(),
         queue=CeleryQueue(settings.broker_url, data_dir=settings.data_dir),
         signing_keys=tuple(SigningKey.load_or_create(path) for path in settings.signing_keys),
+        clock=SharedClock(sessions.ask_time) if sessions.shared else utc_now,
     )

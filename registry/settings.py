@@ -9,6 +9,7 @@
 | AOT_HOST, AOT_PORT    | 127.0.0.1, 8750              | where `serve` listens                                         |
 | AOT_PUBLIC_URL        | http://HOST:PORT             | how clients reach the service; in the links of `directory`    |
 | AOT_SIGNING_KEYS      | signing.key in the data dir  | files of Ed25519 keys, `:` between; each signs every bundle   |
+| AOT_ADMIN_TOKEN       | none                         | an administrator's token, from a secret; the one before ends  |
 | AOT_LEASE_SECONDS     | 120                          | a worker that does not renew for so long has lost its build   |
 | AOT_MAX_ATTEMPTS      | 3                            | so many lost leases end a build                               |
 | AOT_ATTEMPT_SECONDS   | 86400                        | the token of a claim works no longer than this                |
@@ -16,25 +17,30 @@
 | AOT_LINK_SECONDS      | 3600                         | a link to a blob works for so long                            |
 | AOT_SEEN_SECONDS      | 30                           | workers register again so often; dead after three times that  |
 | AOT_MAX_BODY_BYTES    | 67108864                     | the largest request, manifests included                       |
+| AOT_NAMESPACE_BUILDS  | none                         | builds a namespace may run at once: `*=8,research=2`          |
 | AOT_KEEP_SECONDS      | 7776000 (90 days)            | an untagged bundle goes so long after its last use            |
 | AOT_KEEP_OUT_SECONDS  | 2592000 (30 days)            | the same for withdrawn and rejected bundles                   |
+| AOT_KEEP_PENDING_SECONDS | 2592000 (30 days)         | a pushed bundle that nobody has proven is rejected after this |
 | AOT_GRACE_SECONDS     | 86400                        | bytes that nobody needs stay so long, and an hour over links  |
 | AOT_RETAIN_SECONDS    | 3600                         | the sweeper looks for what has expired so often               |
 """
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from aot.errors import InvalidConfig
+from aot.errors import InvalidConfig, InvalidName
+from aot.schema.names import Namespace
+from registry.services.turns import RunningLimits
 
 DEFAULT_PORT = 8750
 # A transfer that began before its link expired may go on, and clocks differ.
 LINK_MARGIN = timedelta(hours=1)
-TOKEN_FILE = "token"
+TOKEN_FILE, PROBE_FILE = "token", "probe-token"
+LEAST_OF_TOKEN = 24  # characters: what cannot be guessed
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Settings:
     port: int
     public_url: str
     signing_keys: tuple[Path, ...]
+    admin_token: str = field(repr=False)  # empty: none is given
     lease: timedelta
     max_attempts: int
     attempt_lives: timedelta
@@ -54,8 +61,10 @@ class Settings:
     link_lives: timedelta
     seen_every: timedelta
     max_body_bytes: int
+    running_limits: RunningLimits
     keep: timedelta
     keep_out: timedelta
+    keep_pending: timedelta
     grace: timedelta
     retain_every: timedelta
 
@@ -78,6 +87,7 @@ class Settings:
             port=port,
             public_url=read.text("AOT_PUBLIC_URL", f"http://{host}:{port}"),
             signing_keys=tuple(Path(path).expanduser() for path in keys.split(os.pathsep) if path),
+            admin_token=read.secret("AOT_ADMIN_TOKEN"),
             lease=read.seconds("AOT_LEASE_SECONDS", 120),
             max_attempts=read.number("AOT_MAX_ATTEMPTS", 3, int, most=1000),
             attempt_lives=read.seconds("AOT_ATTEMPT_SECONDS", 86400),
@@ -85,8 +95,10 @@ class Settings:
             link_lives=read.seconds("AOT_LINK_SECONDS", 3600),
             seen_every=read.seconds("AOT_SEEN_SECONDS", 30),
             max_body_bytes=read.number("AOT_MAX_BODY_BYTES", 64 << 20, int, most=1 << 40),
+            running_limits=read.limits("AOT_NAMESPACE_BUILDS"),
             keep=read.seconds("AOT_KEEP_SECONDS", 90 * 86400),
             keep_out=read.seconds("AOT_KEEP_OUT_SECONDS", 30 * 86400),
+            keep_pending=read.seconds("AOT_KEEP_PENDING_SECONDS", 30 * 86400),
             grace=read.seconds("AOT_GRACE_SECONDS", 86400),
             retain_every=read.seconds("AOT_RETAIN_SECONDS", 3600),
         )
@@ -110,6 +122,11 @@ class Settings:
     def token_path(self) -> Path:
         return self.data_dir / TOKEN_FILE
 
+    @property
+    def probe_path(self) -> Path:
+        """Holds the secret of the serving process's own health check."""
+        return self.data_dir / PROBE_FILE
+
 
 @dataclass(frozen=True)
 class _Reader:
@@ -117,6 +134,32 @@ class _Reader:
 
     def text(self, name: str, default: str) -> str:
         return self.environ.get(name) or default
+
+    def secret(self, name: str) -> str:
+        value = self.environ.get(name, "").strip()
+        if value and (len(value) < LEAST_OF_TOKEN or not value.isascii() or any(map(str.isspace, value))):
+            raise InvalidConfig(
+                f"{name} has {len(value)} characters, wanted at least {LEAST_OF_TOKEN} of ASCII and no spaces",
+                hint="make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            )
+        return value
+
+    def limits(self, name: str) -> RunningLimits:
+        """Parse `*=8,research=2`: a default for every namespace, and the limits of some."""
+        found: dict[str, int] = {}
+        for part in filter(None, map(str.strip, self.environ.get(name, "").split(","))):
+            namespace, _, count = map(str.strip, part.partition("="))
+            if not count.isascii() or not count.isdigit() or namespace in found:
+                raise InvalidConfig(
+                    f"{name} has the part {part[:80]!r}, wanted NAMESPACE=NUMBER, each namespace once",
+                    hint="for example *=8,research=2; 0 lets none run",
+                )
+            found[namespace] = int(count)
+        default = found.pop("*", None)
+        try:
+            return RunningLimits(default, {Namespace.parse(name): count for name, count in found.items()})
+        except InvalidName as error:
+            raise InvalidConfig(f"{name}: {error.message}", hint=error.hint) from error
 
     def seconds(self, name: str, default: float) -> timedelta:
         return timedelta(seconds=self.number(name, default, float, most=10 * 365 * 86400))

@@ -24,7 +24,7 @@ def open_uploads(data: OpenUploadsRequest, deps: Deps, caller: Principal) -> Lin
 def get_download_links(data: DownloadLinksRequest, digest: str, deps: Deps, caller: Principal) -> LinksReply:
     """Get links to the blobs of a bundle."""
     bundle = Digest.parse(digest)
-    with deps.sessions.reading() as session:
+    with deps.sessions.glancing() as session:
         wanted = lookup.links(bundle, data.digests, by=caller, session=session)
     deps.uses.note((bundle,), now=deps.clock())
     return LinksReply(links=blobs.download_links(wanted, deps.store, expires_in=deps.settings.link_lives))

@@ -9,6 +9,7 @@ from aot.schema.wire.builds import (
     BuildLog,
     BuildView,
     CancelRequest,
+    RetryRequest,
     SubmitReply,
     SubmitRequest,
 )
@@ -16,7 +17,7 @@ from registry.api import query
 from registry.api.queue import send
 from registry.api.routing import endpoint
 from registry.deps import Deps
-from registry.services import blobs, builds
+from registry.services import blobs, builds, retries
 from registry.services.tokens import Principal
 
 log = structlog.get_logger()
@@ -69,6 +70,7 @@ def list_builds(
             after=after,
             limit=limit,
             by=caller,
+            limits=deps.settings.running_limits,
             session=session,
         )
 
@@ -77,7 +79,7 @@ def list_builds(
 def get_build(build: str, deps: Deps, caller: Principal) -> BuildView:
     """Get one build."""
     with deps.sessions.reading() as session:
-        return builds.get(build, by=caller, session=session)
+        return builds.get(build, by=caller, limits=deps.settings.running_limits, session=session)
 
 
 @endpoint("get_build_log")
@@ -96,4 +98,26 @@ def cancel(data: CancelRequest, build: str, deps: Deps, caller: Principal) -> Bu
     return view
 
 
-ROUTES = (submit, list_builds, get_build, get_build_log, cancel)
+@endpoint("retry")
+def retry(data: RetryRequest, build: str, deps: Deps, caller: Principal) -> SubmitReply:
+    """Build the spec of a failed or cancelled build again."""
+    with deps.sessions.reading() as session:
+        spec = retries.readable(build, by=caller, session=session).spec
+    arrived = blobs.observe(spec.blobs, deps.store)
+    now = deps.clock()
+    with deps.sessions.transaction() as session:
+        submitted = retries.retry(
+            build,
+            reason=data.reason,
+            by=caller,
+            arrived=arrived,
+            live_since=now - deps.settings.worker_lives,
+            now=now,
+            session=session,
+        )
+    send(submitted.ticket, submitted.queue, deps)
+    log.info("build-retried", build=submitted.reply.build.id, of=build, by=caller.label, reason=data.reason)
+    return submitted.reply
+
+
+ROUTES = (submit, list_builds, get_build, get_build_log, cancel, retry)

@@ -38,6 +38,8 @@ def push(data: PushRequest, deps: Deps, caller: Principal) -> PublishReply:
     with deps.sessions.transaction() as session:
         pushed = bundles.push(data, received, by=caller, arrived=arrived, now=deps.clock(), session=session)
     send(pushed.ticket, pushed.queue, deps)
+    if pushed.reply.state is BundleState.LIVE:
+        records.write_soon(deps, pushed.reply.bundle)
     log.info("bundle-pushed", bundle=pushed.reply.bundle, build=pushed.reply.build, by=caller.label)
     return pushed.reply
 
@@ -56,6 +58,7 @@ def search(
     text: str | None = None,
     tag: str | None = None,
     route: str | None = None,
+    guard: list[str] | None = None,
     after: str | None = None,
     limit: int | None = None,
 ) -> BundleListing:
@@ -72,6 +75,7 @@ def search(
             text=text,
             tag=query.text(tag, Tag),
             route=query.choice(route, Route),
+            guards=tuple(guard or ()),
             after=after,
             limit=limit,
             by=caller,
@@ -98,7 +102,7 @@ def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
 @endpoint("resolve")
 def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal) -> ResolveReply:
     """Resolve a tag or digest to signed manifests."""
-    with deps.sessions.reading() as session:
+    with deps.sessions.glancing() as session:
         reply = lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session)
     if target.startswith("sha256:"):  # what a tag names is pinned by it
         deps.uses.note((bundle.digest for bundle in reply.bundles), now=deps.clock())

@@ -31,6 +31,7 @@ def claim(data: ClaimRequest, deps: Deps, caller: Principal) -> ClaimReply:
             by=caller,
             lease=settings.lease,
             token_lives=settings.attempt_lives,
+            limits=settings.running_limits,
             now=now,
             session=session,
         )

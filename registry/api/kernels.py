@@ -26,7 +26,11 @@ def list_kernels(
     after: str | None = None,
     limit: int | None = None,
 ) -> KernelListing:
-    """Search the kernels of bundles, those of the newest bundle first."""
+    """Search the kernels of bundles, those of the newest bundle first.
+
+    `text` is how a name begins, and sorts by name. `capability` is where they are to run; the reply lists what of the
+    code there is runs there.
+    """
     with deps.sessions.reading() as session:
         return kernels.search(
             text=text,

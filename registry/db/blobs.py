@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import case, select, update
+from sqlalchemy import ColumnElement, case, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -14,6 +15,15 @@ from registry.db.models import BlobRow, NamespaceBlobRow, NamespaceRow
 from registry.db.session import add_if_absent
 
 View = tuple[NamespaceBlobRow, BlobRow]
+
+
+class PendingBlob(NamedTuple):
+    """A blob as it was when somebody began to hash it. `removed_at`: when wrong bytes of it were last removed."""
+
+    digest: Digest
+    removed_at: datetime | None
+
+
 AT_ONCE = 500  # parameters of one statement; every database takes as many
 
 
@@ -109,6 +119,42 @@ def mark_stored(blob: Blob, *, now: datetime, session: Session) -> bool:
     return done.rowcount == 1
 
 
+def find_pending(digest: Digest, session: Session) -> PendingBlob | None:
+    row = session.execute(
+        select(BlobRow.digest, BlobRow.condemned_at).where(BlobRow.digest == digest, BlobRow.state == BlobState.PENDING)
+    ).one_or_none()
+    return None if row is None else PendingBlob(*row)
+
+
+def mark_hashed(blob: Blob, seen: PendingBlob, *, now: datetime, session: Session) -> bool:
+    """Compare-and-set to stored. False where it is not pending any more, or bytes were removed since it was seen."""
+    done = session.execute(
+        update(BlobRow)
+        .where(*_as_seen(seen))
+        .values(state=BlobState.STORED, size_bytes=blob.size_bytes, stored_at=now),
+        execution_options={"synchronize_session": False},
+    )
+    return done.rowcount == 1
+
+
+def mark_removed(seen: PendingBlob, *, now: datetime, session: Session) -> bool:
+    """Note that the bytes which were seen are being removed, and hold the row until the transaction ends.
+
+    False where it is not pending any more, or somebody else has removed bytes since: what lies there now is not what
+    was seen.
+    """
+    done = session.execute(
+        update(BlobRow).where(*_as_seen(seen)).values(condemned_at=now),
+        execution_options={"synchronize_session": False},
+    )
+    return done.rowcount == 1
+
+
+def _as_seen(seen: PendingBlob) -> tuple[ColumnElement[bool], ...]:
+    same = BlobRow.condemned_at.is_(None) if seen.removed_at is None else BlobRow.condemned_at == seen.removed_at
+    return BlobRow.digest == seen.digest, BlobRow.state == BlobState.PENDING, same
+
+
 def mark_uploaded(digest: Digest, *, namespace: Namespace, now: datetime, session: Session) -> None:
     session.execute(
         update(NamespaceBlobRow)
@@ -117,13 +163,33 @@ def mark_uploaded(digest: Digest, *, namespace: Namespace, now: datetime, sessio
     )
 
 
-def pending_blobs(session: Session, *, opened_since: datetime, limit: int) -> tuple[Blob, ...]:
-    """Blobs that were opened for upload and are not known to be stored, the last opened first."""
+def pending_blobs(session: Session, *, opened_since: datetime, limit: int, over_bytes: int = -1) -> tuple[Blob, ...]:
+    """Blobs larger than `over_bytes` that were opened for upload and are not known to be stored, the last first."""
     rows = session.scalars(
         select(BlobRow)
         .join(NamespaceBlobRow, NamespaceBlobRow.digest == BlobRow.digest)
-        .where(BlobRow.state == BlobState.PENDING, NamespaceBlobRow.opened_at >= opened_since)
+        .where(
+            BlobRow.state == BlobState.PENDING,
+            BlobRow.size_bytes > over_bytes,
+            NamespaceBlobRow.opened_at >= opened_since,
+        )
         .order_by(NamespaceBlobRow.opened_at.desc())
         .limit(limit)
     ).unique()
     return tuple(Blob(digest=row.digest, size_bytes=row.size_bytes) for row in rows)
+
+
+def opened_since(digests: Iterable[Digest], *, since: datetime, session: Session) -> set[Digest]:
+    """Which of these some namespace has opened for upload since then."""
+    wanted = list(dict.fromkeys(digests))
+    found: set[Digest] = set()
+    for start in range(0, len(wanted), AT_ONCE):
+        some = wanted[start : start + AT_ONCE]
+        found |= set(
+            session.scalars(
+                select(NamespaceBlobRow.digest).where(
+                    NamespaceBlobRow.digest.in_(some), NamespaceBlobRow.opened_at >= since
+                )
+            )
+        )
+    return found

@@ -1,20 +1,19 @@
 """SQL over builds. Every change of state is a compare-and-set on the state and attempt that were read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.names import Name, Namespace
 from aot.schema.state import BuildEvent, BuildState, advance
-from registry.db.models import BuildLineRow, BuildRow, ProfileRow
+from registry.db.models import BuildLineRow, BuildRow
 from registry.db.session import add_if_absent
 
 LIVE = (BuildState.QUEUED, BuildState.RUNNING)
-PAGE = 100
 
 Asked = tuple[Namespace, Name, BuildKey]
 """What identifies the bundle that somebody wants. The name is part of it, because the manifest carries it."""
@@ -83,41 +82,6 @@ def update_build(row: BuildRow, *, session: Session, also: ColumnElement[bool] |
     return done.rowcount == 1
 
 
-def waiting_builds(
-    session: Session, *, profiles: Sequence[Name], namespaces: Sequence[Namespace]
-) -> Iterator[tuple[BuildRow, ProfileRow]]:
-    """Every queued build of these profiles with its profile: highest priority first, then the oldest.
-
-    `namespaces` empty: of all.
-    """
-    statement = (
-        select(BuildRow, ProfileRow)
-        .join(ProfileRow, ProfileRow.name == BuildRow.profile)
-        .where(BuildRow.state == BuildState.QUEUED, BuildRow.profile.in_(profiles))
-        .order_by(BuildRow.priority.desc(), BuildRow.id)
-    )
-    if namespaces:
-        statement = statement.where(BuildRow.namespace.in_(namespaces))
-    # Page by page, and each to its end before the next: the caller writes between two rows.
-    offset = 0
-    while page := session.execute(statement.offset(offset).limit(PAGE)).all():
-        yield from page
-        offset += len(page)
-
-
-def queued_builds(session: Session) -> Iterator[tuple[BuildRow, ProfileRow]]:
-    """Every queued build with its profile, the oldest first."""
-    after = ""
-    statement = select(BuildRow, ProfileRow).join(ProfileRow, ProfileRow.name == BuildRow.profile)
-    while page := (
-        session.execute(
-            statement.where(BuildRow.state == BuildState.QUEUED, BuildRow.id > after).order_by(BuildRow.id).limit(PAGE)
-        ).all()
-    ):
-        yield from page
-        after = page[-1][0].id
-
-
 def expired_builds(session: Session, *, now: datetime) -> Sequence[BuildRow]:
     """Running builds whose lease has run out."""
     return session.scalars(
@@ -144,7 +108,8 @@ def list_builds(
     session: Session, *, where: dict[str, Any], namespaces: Sequence[Namespace], after: str | None, limit: int
 ) -> Sequence[BuildRow]:
     """Newest first, after the build `after`. `where` compares columns by name; None compares nothing."""
-    statement = select(BuildRow).order_by(BuildRow.id.desc()).limit(limit)
+    # No view of a build tells its factors.
+    statement = select(BuildRow).options(defer(BuildRow.factors)).order_by(BuildRow.id.desc()).limit(limit)
     for column, value in where.items():
         if value is not None:
             statement = statement.where(getattr(BuildRow, column) == value)

@@ -1,52 +1,27 @@
 """SQL over bundles and artifacts. What a pod asks at its start (resolve, links) is one Core query each."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, and_, func, or_, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, or_, select, tuple_, update
+from sqlalchemy.orm import Session, defer
 
 from aot.schema.digest import Digest
-from aot.schema.manifest import Envelope
-from aot.schema.names import Name, Namespace, Tag
+from aot.schema.names import Namespace, Tag
 from aot.schema.recipe import Route
-from aot.schema.spec import Blob
 from aot.schema.state import BundleState
 from registry.db.builds import Asked
-from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow, KernelRow, TagRow
+from registry.db.guards import AskedGuard, narrowed
+from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow, GuardRow, KernelRow, TagRow
 from registry.db.session import add_if_absent
 
-
-@dataclass(frozen=True)
-class Resolved:
-    """What a pod needs of a bundle, and what it must be told where there is nothing to give."""
-
-    digest: Digest
-    manifest: bytes
-    envelope: Envelope | None
-    state: BundleState
-    withdrawn_reason: str
-    replacement: Digest | None
-    damage: str | None
-    tags: tuple[Tag, ...]
-
-
-@dataclass(frozen=True)
-class Listed:
-    """The state of a bundle, and the blobs that it names."""
-
-    namespace: Namespace
-    state: BundleState
-    withdrawn_reason: str
-    replacement: Digest | None
-    damage: str | None
-    blobs: tuple[Blob, ...]
+# Up to megabytes each: read when somebody asks for the attribute, while the session is open.
+_WITHOUT_DOCUMENTS = (defer(BundleRow.manifest), defer(BundleRow.envelope))
 
 
 def find_bundle(digest: Digest, session: Session) -> BundleRow | None:
-    return session.get(BundleRow, digest)
+    return session.get(BundleRow, digest, options=_WITHOUT_DOCUMENTS)
 
 
 def hold_bundle(digest: Digest, session: Session) -> bool:
@@ -61,6 +36,7 @@ def insert_bundle(
     artifacts: Sequence[ArtifactRow],
     files: Sequence[ArtifactBlobRow],
     kernels: Sequence[KernelRow],
+    guards: Sequence[GuardRow],
     session: Session,
 ) -> bool:
     """False where the bundle exists already."""
@@ -70,6 +46,7 @@ def insert_bundle(
     session.flush()
     session.add_all(files)
     session.add_all(kernels)
+    session.add_all(guards)
     session.flush()
     return True
 
@@ -98,52 +75,15 @@ def newest_live(asked: Sequence[Asked], session: Session) -> dict[Asked, Digest]
     return {(namespace, name, key): digest for namespace, name, key, digest in rows}
 
 
-def resolve_tag(namespace: Namespace, name: Name, tag: Tag, *, session: Session) -> tuple[Resolved, ...]:
-    """Every bundle that the tag stands for, whatever its state, by profile."""
-    statement = (
-        _resolving()
-        .join(TagRow, TagRow.bundle == BundleRow.digest)
-        .where(TagRow.namespace == namespace, TagRow.name == name, TagRow.tag == tag)
-        .order_by(TagRow.profile)
-    )
-    return _resolved(statement, session)
-
-
-def resolve_digests(digests: Iterable[Digest], session: Session) -> tuple[Resolved, ...]:
-    wanted = list(digests)
-    return _resolved(_resolving().where(BundleRow.digest.in_(wanted)), session) if wanted else ()
-
-
-def resolve_pinned(
-    namespace: Namespace, name: Name, digests: Sequence[Digest], *, session: Session
-) -> tuple[Resolved, ...]:
-    """Those of `digests` that are bundles of this model, whatever their state, in the order given."""
-    statement = _resolving().where(
-        BundleRow.digest.in_(list(digests)), BundleRow.namespace == namespace, BundleRow.name == name
-    )
-    return tuple(sorted(_resolved(statement, session), key=lambda found: digests.index(found.digest)))
-
-
-def blobs_of(digest: Digest, session: Session) -> Listed | None:
-    rows = session.execute(
-        select(
-            BundleRow.namespace,
-            BundleRow.state,
-            BundleRow.withdrawn_reason,
-            BundleRow.replacement,
-            BundleRow.damage,
-            ArtifactBlobRow.digest,
-            ArtifactBlobRow.size_bytes,
-        )
-        .join(ArtifactBlobRow, ArtifactBlobRow.bundle == BundleRow.digest, isouter=True)
-        .where(BundleRow.digest == digest)
-        .order_by(ArtifactBlobRow.position)
+def find_of_key(asked: Asked, states: Sequence[BundleState], session: Session) -> Sequence[BundleRow]:
+    """Every bundle of the key in one of these states, the newest first."""
+    namespace, name, key = asked
+    return session.scalars(
+        select(BundleRow)
+        .where(BundleRow.namespace == namespace, BundleRow.name == name, BundleRow.build_key == key)
+        .where(BundleRow.state.in_(states))
+        .order_by(BundleRow.created_at.desc(), BundleRow.digest)
     ).all()
-    if not rows:
-        return None
-    sizes = {row[5]: row[6] for row in rows if row[5] is not None}
-    blobs = tuple(Blob(digest=blob, size_bytes=size) for blob, size in sizes.items())
-    return Listed(*rows[0][:5], blobs=blobs)
 
 
 def search_bundles(
@@ -153,12 +93,14 @@ def search_bundles(
     text: str | None,
     tag: Tag | None,
     route: Route | None,
+    guards: Sequence[AskedGuard],
     namespaces: Sequence[Namespace],
     after: tuple[datetime, Digest] | None,
     limit: int,
 ) -> Sequence[BundleRow]:
     """Newest first, after the position `after`. `where` compares columns by name; None compares nothing."""
-    statement = select(BundleRow).order_by(BundleRow.created_at.desc(), BundleRow.digest.desc()).limit(limit)
+    newest = select(BundleRow).order_by(BundleRow.created_at.desc(), BundleRow.digest.desc()).limit(limit)
+    statement = newest.options(*_WITHOUT_DOCUMENTS)
     for column, value in where.items():
         if value is not None:
             statement = statement.where(getattr(BundleRow, column) == value)
@@ -169,6 +111,7 @@ def search_bundles(
     if route is not None:
         routed = select(ArtifactRow.bundle).where(ArtifactRow.route == route)
         statement = statement.where(BundleRow.digest.in_(routed))
+    statement = narrowed(statement, guards, session)
     if namespaces:
         statement = statement.where(BundleRow.namespace.in_(namespaces))
     if after is not None:
@@ -192,31 +135,3 @@ def outlines_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, tup
         routes.setdefault(bundle, set()).add(route)
         regions.setdefault(bundle, set()).add(region)
     return {bundle: (tuple(sorted(routes[bundle])), len(regions[bundle])) for bundle in routes}
-
-
-def _resolving() -> Select[Any]:
-    # A second look at the tags inside the one query: `Resolved.tags` are all of the bundle's, not only the one asked.
-    every = TagRow.__table__.alias("every_tag")
-    tags = (
-        select(func.aggregate_strings(every.c.tag, ","))
-        .where(every.c.bundle == BundleRow.digest)
-        .correlate(BundleRow)
-        .scalar_subquery()
-    )
-    return select(
-        BundleRow.digest,
-        BundleRow.manifest,
-        BundleRow.envelope,
-        BundleRow.state,
-        BundleRow.withdrawn_reason,
-        BundleRow.replacement,
-        BundleRow.damage,
-        tags.label("tags"),
-    )
-
-
-def _resolved(statement: Select[Any], session: Session) -> tuple[Resolved, ...]:
-    return tuple(
-        Resolved(*row[:-1], tags=tuple(sorted(Tag(tag) for tag in row[-1].split(",")) if row[-1] else ()))
-        for row in session.execute(statement)
-    )

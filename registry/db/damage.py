@@ -1,14 +1,16 @@
 """SQL over blobs whose bytes are not what they should be, and the bundles that need them."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import exists, select, update
+from sqlalchemy import ColumnElement, exists, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
-from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, NamespaceBlobRow
+from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, NamespaceBlobRow, TagRow
+from registry.db.tags import Place
 
 _QUIETLY = {"synchronize_session": False}
 
@@ -22,12 +24,12 @@ def stored_blobs(session: Session, *, after: Digest | None, limit: int) -> Seque
     return [Blob(digest=digest, size_bytes=size) for digest, size in rows]
 
 
-def unstore(digest: Digest, *, session: Session) -> bool:
-    """Compare-and-set from stored to pending, for every namespace. False where it is not stored any more."""
+def begin_removal(digest: Digest, *, now: datetime, session: Session) -> bool:
+    """Compare-and-set from stored to deleting, for every namespace. False where it is not stored any more."""
     done = session.execute(
         update(BlobRow)
         .where(BlobRow.digest == digest, BlobRow.state == BlobState.STORED)
-        .values(state=BlobState.PENDING, stored_at=None),
+        .values(state=BlobState.DELETING, condemned_at=now, stored_at=None),
         execution_options=_QUIETLY,
     )
     if done.rowcount == 0:
@@ -39,12 +41,37 @@ def unstore(digest: Digest, *, session: Session) -> bool:
     return True
 
 
+def take_over_removal(digest: Digest, *, since: datetime, now: datetime, session: Session) -> bool:
+    """Compare-and-set on when it was begun. False where somebody else was first."""
+    done = session.execute(
+        update(BlobRow).where(*_removed_since(digest, since)).values(condemned_at=now), execution_options=_QUIETLY
+    )
+    return bool(done.rowcount)
+
+
+def end_removal(digest: Digest, *, since: datetime, session: Session) -> bool:
+    """The wrong bytes are gone: from deleting to pending. False where somebody else has taken it over."""
+    done = session.execute(
+        update(BlobRow).where(*_removed_since(digest, since)).values(state=BlobState.PENDING),
+        execution_options=_QUIETLY,
+    )
+    return bool(done.rowcount)
+
+
+def half_removed(session: Session, *, before: datetime, limit: int) -> Sequence[tuple[Digest, datetime]]:
+    """Blobs that a bundle names and whose removal began before: whoever began it has died. With when it began."""
+    query = select(BlobRow.digest, BlobRow.condemned_at).where(
+        BlobRow.state == BlobState.DELETING,
+        BlobRow.condemned_at < before,
+        exists().where(ArtifactBlobRow.digest == BlobRow.digest),
+    )
+    return [(digest, since) for digest, since in session.execute(query.order_by(BlobRow.digest).limit(limit))]
+
+
 def damage_bundles(digest: Digest, *, reason: str, session: Session) -> tuple[Digest, ...]:
     named = exists().where(ArtifactBlobRow.bundle == BundleRow.digest, ArtifactBlobRow.digest == digest)
     bundles = tuple(session.scalars(select(BundleRow.digest).where(named).order_by(BundleRow.digest)))
-    session.execute(
-        update(BundleRow).where(BundleRow.digest.in_(bundles)).values(damage=reason), execution_options=_QUIETLY
-    )
+    session.execute(update(BundleRow).where(named).values(damage=reason), execution_options=_QUIETLY)
     return bundles
 
 
@@ -56,23 +83,36 @@ def signed_bundles(session: Session, *, after: Digest | None, limit: int) -> Seq
     return session.scalars(query.order_by(BundleRow.digest).limit(limit)).all()
 
 
-def damaged_bundles(session: Session) -> tuple[Digest, ...]:
-    return tuple(session.scalars(select(BundleRow.digest).where(BundleRow.damage.is_not(None))))
+def tags_after(session: Session, *, after: Place | None, limit: int) -> Sequence[TagRow]:
+    """A page of the tags, by namespace, model, tag and profile."""
+    place = (TagRow.namespace, TagRow.name, TagRow.tag, TagRow.profile)
+    query = select(TagRow).order_by(*place).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(*place) > tuple_(*after))
+    return session.scalars(query).all()
 
 
-def lacking_blobs(session: Session) -> Sequence[Blob]:
-    """What damaged bundles need and the store may hold again."""
+def any_damaged(session: Session) -> bool:
+    return session.scalar(select(BundleRow.digest).where(BundleRow.damage.is_not(None)).limit(1)) is not None
+
+
+def lacking_blobs(session: Session, *, start: Digest, limit: int) -> Sequence[Blob]:
+    """What damaged bundles need and the store may hold again: by digest from `start` on, then from the first one."""
     query = (
         select(BlobRow.digest, BlobRow.size_bytes)
         .join(ArtifactBlobRow, ArtifactBlobRow.digest == BlobRow.digest)
         .join(BundleRow, BundleRow.digest == ArtifactBlobRow.bundle)
         .where(BundleRow.damage.is_not(None), BlobRow.state == BlobState.PENDING)
         .distinct()
+        .order_by(BlobRow.digest)
     )
-    return [Blob(digest=digest, size_bytes=size) for digest, size in session.execute(query)]
+    found = list(session.execute(query.where(BlobRow.digest >= start).limit(limit)))
+    if len(found) < limit:
+        found += session.execute(query.where(BlobRow.digest < start).limit(limit - len(found)))
+    return [Blob(digest=digest, size_bytes=size) for digest, size in found]
 
 
-def heal_bundles(session: Session) -> tuple[Digest, ...]:
+def heal_bundles(session: Session, *, limit: int) -> tuple[Digest, ...]:
     """Compare-and-set: bundles whose every blob is stored are not damaged any more."""
     lacks = (
         exists()
@@ -83,8 +123,13 @@ def heal_bundles(session: Session) -> tuple[Digest, ...]:
         )
         .correlate(BundleRow)
     )
-    healed = tuple(session.scalars(select(BundleRow.digest).where(BundleRow.damage.is_not(None), ~lacks)))
+    whole = select(BundleRow.digest).where(BundleRow.damage.is_not(None), ~lacks).order_by(BundleRow.digest)
+    healed = tuple(session.scalars(whole.limit(limit)))
     session.execute(
         update(BundleRow).where(BundleRow.digest.in_(healed)).values(damage=None), execution_options=_QUIETLY
     )
     return healed
+
+
+def _removed_since(digest: Digest, since: datetime) -> tuple[ColumnElement[bool], ...]:
+    return BlobRow.digest == digest, BlobRow.state == BlobState.DELETING, BlobRow.condemned_at == since

@@ -53,6 +53,17 @@ def live_profiles(session: Session, *, seen_since: datetime) -> dict[Name, int]:
     return counts
 
 
+def live_workers(session: Session, *, seen_since: datetime) -> Sequence[tuple[Name, Name]]:
+    """Profile and worker, for every profile that a live worker is."""
+    rows = session.execute(
+        select(WorkerProfileRow.profile, WorkerRow.name)
+        .join(WorkerRow, WorkerRow.name == WorkerProfileRow.worker)
+        .where(WorkerRow.seen_at >= seen_since)
+        .order_by(WorkerProfileRow.profile, WorkerRow.name)
+    )
+    return [(profile, worker) for profile, worker in rows]
+
+
 def put_worker(worker: Name, profiles: Sequence[Name], *, now: datetime, session: Session) -> None:
     """Make the worker known, seen now, and exactly these profiles."""
     add_if_absent(WorkerRow(name=worker, registered_at=now, seen_at=now), session)
@@ -91,6 +102,11 @@ def list_workers(session: Session) -> Sequence[tuple[WorkerRow, tuple[Name, ...]
 def add_receipt(row: ReceiptRow, session: Session) -> None:
     session.add(row)
     session.flush()
+
+
+def known_keys(session: Session) -> Sequence[str]:
+    """The public keys that have signed here, the last to begin at the end."""
+    return session.scalars(select(KeyRow.public).order_by(KeyRow.first_used_at, KeyRow.public)).all()
 
 
 def remember_key(public: str, *, now: datetime, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, MetaData, text
+from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, MetaData, column, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from aot.schema.capability import Capability
@@ -18,9 +18,11 @@ from aot.schema.spec import Spec
 from aot.schema.state import BlobState, BuildState, BundleState
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Outcome, Scope
-from registry.db.types import Bytes, Json, Plain, UtcTime, Word
+from registry.db.types import Bytes, Head, Json, Plain, UtcTime, Word
 
 LIVE_BUILD = "state IN ('queued', 'running')"
+READY_BUILD = "state = 'queued' AND waiting = ''"
+PENDING_BUNDLE = "state = 'pending'"
 UNRECORDED = "recorded_at IS NULL AND state IN ('live', 'withdrawn')"
 
 
@@ -123,6 +125,31 @@ class BuildRow(Row):
             postgresql_where=text(LIVE_BUILD),
         ),
         Index("ix_builds_name", "namespace", "name", "id"),
+        # Of the queue (`registry.db.queue`): each costs what lives, whatever the history.
+        Index(
+            "ix_builds_ready",
+            "namespace",
+            "profile",
+            "priority",
+            "id",
+            sqlite_where=text(READY_BUILD),
+            postgresql_where=text(READY_BUILD),
+        ),
+        Index(
+            "ix_builds_queued",
+            "profile",
+            "id",
+            sqlite_where=text("state = 'queued'"),
+            postgresql_where=text("state = 'queued'"),
+        ),
+        Index(
+            "ix_builds_running",
+            "namespace",
+            "profile",
+            "worker",
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(Plain, primary_key=True)
@@ -158,6 +185,15 @@ class BuildRow(Row):
     report: Mapped[CompileReport | None] = mapped_column(Json(CompileReport))
 
 
+class NamespaceClaimRow(Row):
+    """When a namespace last got a worker: the next one is another namespace's, where one waits."""
+
+    __tablename__ = "namespace_claims"
+
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"), primary_key=True)
+    claimed_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
 class BuildLineRow(Row):
     __tablename__ = "build_lines"
 
@@ -174,6 +210,12 @@ class BundleRow(Row):
     __table_args__ = (
         Index("ix_bundles_key", "namespace", "name", "build_key"),
         Index("ix_bundles_created", "created_at", "digest"),
+        Index(
+            "ix_bundles_pending",
+            "digest",
+            sqlite_where=text(PENDING_BUNDLE),
+            postgresql_where=text(PENDING_BUNDLE),
+        ),
         Index("ix_bundles_unrecorded", "digest", sqlite_where=text(UNRECORDED), postgresql_where=text(UNRECORDED)),
         Index(
             "ix_bundles_damaged",
@@ -239,7 +281,10 @@ class KernelRow(Row):
     """One kernel in a file of an artifact: the index of what the manifest says its bytes hold."""
 
     __tablename__ = "kernels"
-    __table_args__ = (ForeignKeyConstraint(["bundle", "artifact"], ["artifacts.bundle", "artifacts.position"]),)
+    __table_args__ = (
+        ForeignKeyConstraint(["bundle", "artifact"], ["artifacts.bundle", "artifacts.position"]),
+        Index("ix_kernels_head", Head(column("name")), "bundle", "position"),
+    )
 
     bundle: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -253,6 +298,17 @@ class KernelRow(Row):
     scalar_registers: Mapped[int | None] = mapped_column(BigInteger)
     shared_bytes: Mapped[int | None] = mapped_column(BigInteger)
     spill_bytes: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class GuardRow(Row):
+    """One condition that an artifact of the bundle puts: the index of its manifest's guards."""
+
+    __tablename__ = "guards"
+    __table_args__ = (Index("ix_guards_kind_value_bundle", "kind", "value", "bundle"),)
+
+    bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), primary_key=True)
+    kind: Mapped[str] = mapped_column(Plain, primary_key=True)
+    value: Mapped[str] = mapped_column(Plain, primary_key=True)
 
 
 class TagRow(Row):
@@ -275,6 +331,14 @@ class TagRow(Row):
     bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), index=True)
     moved_at: Mapped[datetime] = mapped_column(UtcTime)
     recorded_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class ForgottenRecordRow(Row):
+    """A bundle whose rows have expired and whose record in the object store is still to be removed."""
+
+    __tablename__ = "forgotten_records"
+
+    bundle: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
 
 
 class TokenRow(Row):
@@ -311,7 +375,7 @@ class ReceiptRow(Row):
 
 
 class KeyRow(Row):
-    """A public key that signs now, or did before rotation."""
+    """A public key that signs now, or did before: a replica that has none of them is set up wrongly."""
 
     __tablename__ = "signing_keys"
 

@@ -4,15 +4,15 @@ A record is marked as written by compare-and-set on what it says. Where the row 
 when somebody else has recorded the new account already: the old one may have been written over it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from aot.schema.state import BundleState
-from registry.db.models import BundleRow, TagRow
+from registry.db.models import BundleRow, ForgottenRecordRow, TagRow
 
 RECORDED_STATES = (BundleState.LIVE, BundleState.WITHDRAWN)
 _QUIETLY = {"synchronize_session": False}
@@ -45,14 +45,38 @@ def forget_bundle_recorded(digest: Digest, *, session: Session) -> None:
     )
 
 
+def forget_tag_recorded(row: TagRow, *, session: Session) -> None:
+    session.execute(update(TagRow).where(*_place(row)).values(recorded_at=None), execution_options=_QUIETLY)
+
+
 def mark_tag_recorded(row: TagRow, *, now: datetime, session: Session) -> None:
-    place = (
+    place = _place(row)
+    same = (TagRow.bundle == row.bundle, TagRow.moved_at == row.moved_at, TagRow.recorded_at.is_(None))
+    done = session.execute(update(TagRow).where(*place, *same).values(recorded_at=now), execution_options=_QUIETLY)
+    if done.rowcount == 0:
+        forget_tag_recorded(row, session=session)
+
+
+def begin_forgetting(bundles: Iterable[Digest], *, session: Session) -> None:
+    """Note, in the transaction that removes their rows, that their records are to go."""
+    for bundle in bundles:
+        if session.get(ForgottenRecordRow, bundle) is None:
+            session.add(ForgottenRecordRow(bundle=bundle))
+    session.flush()
+
+
+def forgotten_bundles(session: Session, *, limit: int) -> Sequence[Digest]:
+    return session.scalars(select(ForgottenRecordRow.bundle).order_by(ForgottenRecordRow.bundle).limit(limit)).all()
+
+
+def end_forgetting(bundle: Digest, *, session: Session) -> None:
+    session.execute(delete(ForgottenRecordRow).where(ForgottenRecordRow.bundle == bundle))
+
+
+def _place(row: TagRow) -> tuple[ColumnElement[bool], ...]:
+    return (
         TagRow.namespace == row.namespace,
         TagRow.name == row.name,
         TagRow.tag == row.tag,
         TagRow.profile == row.profile,
     )
-    same = (TagRow.bundle == row.bundle, TagRow.moved_at == row.moved_at, TagRow.recorded_at.is_(None))
-    done = session.execute(update(TagRow).where(*place, *same).values(recorded_at=now), execution_options=_QUIETLY)
-    if done.rowcount == 0:
-        session.execute(update(TagRow).where(*place).values(recorded_at=None), execution_options=_QUIETLY)

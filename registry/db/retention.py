@@ -3,18 +3,20 @@
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text, update
+from sqlalchemy.orm import Session, load_only
 
 from aot.schema.digest import Digest
 from aot.schema.spec import Spec
 from aot.schema.state import BlobState, BuildState, BundleState
 from registry.db.models import (
+    PENDING_BUNDLE,
     ArtifactBlobRow,
     ArtifactRow,
     BlobRow,
     BuildRow,
     BundleRow,
+    GuardRow,
     KernelRow,
     NamespaceBlobRow,
     TagRow,
@@ -24,20 +26,40 @@ LIVE = (BuildState.QUEUED, BuildState.RUNNING)
 NAMED = exists().where(ArtifactBlobRow.digest == BlobRow.digest)
 
 
-def hold_expired_bundles(
-    session: Session, *, unused_since: datetime, out_since: datetime, limit: int
-) -> Sequence[BundleRow]:
-    """Bundles without a tag whose last use, or whose end, is before the given times; locked."""
+def expired(*, unused_since: datetime, out_since: datetime) -> ColumnElement[bool]:
+    """True of bundles without a tag whose last use, or whose end, is before the given times."""
     last_use = func.coalesce(BundleRow.used_at, BundleRow.published_at, BundleRow.created_at)
     ended = func.coalesce(BundleRow.withdrawn_at, BundleRow.created_at)
-    expired = or_(
+    over = or_(
         and_(BundleRow.state == BundleState.LIVE, last_use < unused_since, _later(unused_since)),
         and_(BundleRow.state.in_((BundleState.WITHDRAWN, BundleState.REJECTED)), ended < out_since, _later(out_since)),
     )
-    untagged = ~exists().where(TagRow.bundle == BundleRow.digest)
+    return and_(over, ~exists().where(TagRow.bundle == BundleRow.digest))
+
+
+def unneeded(*, opened_before: datetime, named: ColumnElement[bool] = NAMED) -> ColumnElement[bool]:
+    """True of blobs that are not `named` by a bundle and that nobody has opened for upload since."""
+    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_before)
+    return and_(BlobRow.state.in_((BlobState.PENDING, BlobState.STORED)), ~named, ~opened)
+
+
+def due(*, before: datetime, stuck_before: datetime, named: ColumnElement[bool] = NAMED) -> ColumnElement[bool]:
+    """True of blobs that were condemned before, or that a crash left half deleted. What a bundle names is never one."""
+    states = or_(
+        and_(BlobRow.state == BlobState.CONDEMNED, BlobRow.condemned_at < before),
+        and_(BlobRow.state == BlobState.DELETING, BlobRow.condemned_at < stuck_before),
+    )
+    return and_(states, ~named)
+
+
+def hold_expired_bundles(
+    session: Session, *, unused_since: datetime, out_since: datetime, limit: int
+) -> Sequence[BundleRow]:
+    """Bundles that have expired (`expired`); locked."""
     found = session.scalars(
         select(BundleRow)
-        .where(expired, untagged)
+        .options(load_only(BundleRow.digest))
+        .where(expired(unused_since=unused_since, out_since=out_since))
         .order_by(BundleRow.created_at, BundleRow.digest)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -45,6 +67,26 @@ def hold_expired_bundles(
     # A tag that was set before the lock and committed after the first look is seen by the second.
     tagged = set(session.scalars(select(TagRow.bundle).where(TagRow.bundle.in_([row.digest for row in found]))))
     return [row for row in found if row.digest not in tagged]
+
+
+def unproven_bundles(
+    session: Session, *, since: datetime, after: Digest | None, limit: int | None
+) -> Sequence[tuple[Digest, str | None]]:
+    """Pushed bundles, after `after` in order, that wait for their proof from before `since`, each with its build.
+
+    The build is queued, or None where none is to prove it. Those that a worker has at work are not among them.
+    """
+    proving = and_(BuildRow.requalify == BundleRow.digest, BuildRow.state.in_(LIVE))
+    query = (
+        select(BundleRow.digest, BuildRow.id)
+        .join(BuildRow, proving, isouter=True)
+        # In the words of its partial index: pending ones are few among many.
+        .where(text(f"bundles.{PENDING_BUNDLE}"), func.coalesce(BuildRow.created_at, BundleRow.created_at) < since)
+        .where(or_(BuildRow.id.is_(None), BuildRow.state == BuildState.QUEUED))
+    )
+    if after is not None:
+        query = query.where(BundleRow.digest > after)
+    return [(digest, build) for digest, build in session.execute(query.order_by(BundleRow.digest).limit(limit))]
 
 
 def _later(bound: datetime) -> ColumnElement[bool]:
@@ -55,8 +97,8 @@ def _later(bound: datetime) -> ColumnElement[bool]:
 def delete_bundles(bundles: Iterable[Digest], session: Session) -> None:
     """Their rows and the index of their contents. Blobs stay."""
     wanted = list(bundles)
-    for table, column in ((KernelRow, KernelRow.bundle), (ArtifactBlobRow, ArtifactBlobRow.bundle)):
-        session.execute(delete(table).where(column.in_(wanted)))
+    for table in (KernelRow, GuardRow, ArtifactBlobRow):
+        session.execute(delete(table).where(table.bundle.in_(wanted)))
     session.execute(delete(ArtifactRow).where(ArtifactRow.bundle.in_(wanted)))
     session.execute(delete(BundleRow).where(BundleRow.digest.in_(wanted)))
 
@@ -75,25 +117,21 @@ def hold_unneeded_blobs(
     session: Session, *, opened_before: datetime, needed: Collection[Digest], after: Digest | None, limit: int
 ) -> Sequence[BlobRow]:
     """Blobs, after `after` in order, that no bundle names and nobody has opened for upload since; locked."""
-    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_before)
-    unneeded = (BlobRow.state.in_((BlobState.PENDING, BlobState.STORED)), ~NAMED, ~opened)
-    query = select(BlobRow).where(*unneeded, BlobRow.created_at < opened_before).order_by(BlobRow.digest).limit(limit)
+    condition = unneeded(opened_before=opened_before)
+    query = select(BlobRow).where(condition, BlobRow.created_at < opened_before).order_by(BlobRow.digest).limit(limit)
     if after is not None:
         query = query.where(BlobRow.digest > after)
     held = session.scalars(query.with_for_update(skip_locked=True)).all()
     # Now that nobody can take them up any more, look again at who did so before.
     still = set(
-        session.scalars(select(BlobRow.digest).where(BlobRow.digest.in_([row.digest for row in held]), *unneeded))
+        session.scalars(select(BlobRow.digest).where(BlobRow.digest.in_([row.digest for row in held]), condition))
     )
     return [row for row in held if row.digest in still and row.digest not in needed]
 
 
 def last_candidate(session: Session, *, opened_before: datetime, after: Digest | None, limit: int) -> Digest | None:
     """Where the page ends that `hold_unneeded_blobs` reads; None where there is none."""
-    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_before)
-    page = select(BlobRow.digest).where(
-        BlobRow.state.in_((BlobState.PENDING, BlobState.STORED)), ~NAMED, ~opened, BlobRow.created_at < opened_before
-    )
+    page = select(BlobRow.digest).where(unneeded(opened_before=opened_before), BlobRow.created_at < opened_before)
     if after is not None:
         page = page.where(BlobRow.digest > after)
     found = session.scalars(page.order_by(BlobRow.digest).limit(limit)).all()
@@ -110,12 +148,8 @@ def condemn(blobs: Iterable[Digest], *, now: datetime, session: Session) -> None
 
 
 def hold_condemned(session: Session, *, before: datetime, stuck_before: datetime, limit: int) -> Sequence[BlobRow]:
-    """Blobs condemned before, and those that a crash left half deleted; locked. What a bundle names is never one."""
-    due = or_(
-        and_(BlobRow.state == BlobState.CONDEMNED, BlobRow.condemned_at < before),
-        and_(BlobRow.state == BlobState.DELETING, BlobRow.condemned_at < stuck_before),
-    )
-    query = select(BlobRow).where(due, ~NAMED).order_by(BlobRow.digest).limit(limit)
+    """Blobs whose bytes are to go (`due`); locked."""
+    query = select(BlobRow).where(due(before=before, stuck_before=stuck_before)).order_by(BlobRow.digest).limit(limit)
     held = session.scalars(query.with_for_update(skip_locked=True)).all()
     named = set(
         session.scalars(select(ArtifactBlobRow.digest).where(ArtifactBlobRow.digest.in_([row.digest for row in held])))

@@ -1,11 +1,14 @@
 """Sessions and transactions. One commit, at the edge; the database's errors are translated here and nowhere else."""
 
+import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -13,18 +16,26 @@ from sqlalchemy.orm import Session
 from aot.errors import InvalidConfig, StorageUnavailable
 
 BUSY_SECONDS = 30.0
+# As SQLite and PostgreSQL say it.
+DISK_FULL = ("database or disk is full", "No space left on device")
 log = structlog.get_logger()
 
 
 class Sessions:
     """Opens sessions on one database.
 
-    Readers and writers of SQLite do not block each other (WAL); writers take turns, waiting up to BUSY_SECONDS.
+    Readers and writers of SQLite do not block each other (WAL); writers take turns, waiting up to BUSY_SECONDS. Those
+    of one process wait for each other here: SQLite itself looks for its lock once in a while, and whoever looks at the
+    wrong moments waits for seconds.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.writing_engine = engine.execution_options(writes=True)
+        # A transaction around one statement costs PostgreSQL two more round trips, and tells nothing more.
+        alone = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {}
+        self.glancing_engine = engine.execution_options(**alone)
+        self._writer = threading.Lock() if engine.dialect.name == "sqlite" else None
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -33,10 +44,46 @@ class Sessions:
             yield session
 
     @contextmanager
+    def glancing(self) -> Iterator[Session]:
+        """Like `reading`, for what is read in one statement: several would each see the moment of their own."""
+        with translated(), Session(self.glancing_engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
     def transaction(self) -> Iterator[Session]:
         """Commit when the block ends, roll back when it raises. Raises StorageUnavailable."""
-        with translated(), Session(self.writing_engine, expire_on_commit=False) as session, session.begin():
+        with (
+            translated(),
+            self._turn(),
+            Session(self.writing_engine, expire_on_commit=False) as session,
+            session.begin(),
+        ):
             yield session
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._writer is None:
+            yield
+            return
+        if not self._writer.acquire(timeout=BUSY_SECONDS):
+            raise StorageUnavailable(
+                f"the database was busy for {BUSY_SECONDS:.0f} s", hint="try again; the registry's log says more"
+            )
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+    def ask_time(self) -> datetime:
+        """The database's own time. Raises StorageUnavailable."""
+        with self.reading() as session:
+            now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+        return now.astimezone(UTC)
+
+    @property
+    def shared(self) -> bool:
+        """True where registries on other hosts may use this database too."""
+        return self.engine.dialect.name != "sqlite"
 
     def close(self) -> None:
         self.engine.dispose()
@@ -81,9 +128,20 @@ def translated() -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         reason = error.orig if isinstance(error, DBAPIError) else error
         log.error("database-unavailable", reason=str(reason))  # not in the answer: it may name hosts and paths
+        if any(words in str(reason) for words in DISK_FULL):
+            raise StorageUnavailable(
+                "the database's disk is full; nothing was changed",
+                hint="free space where the database lies; the request can be sent again then",
+            ) from error
         raise StorageUnavailable(
             "the database did not answer", hint="try again; the registry's log says more"
         ) from error
+
+
+def hold_turn(connection: Connection, name: str) -> None:
+    """Wait until nobody else is at `name`; the turn ends with the transaction. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(zlib.crc32(f"aot-registry {name}".encode()))))
 
 
 def add_if_absent(row: Any, session: Session) -> bool:

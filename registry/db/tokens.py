@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import delete
+from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import Session
 
 from registry.db.models import TokenRow
@@ -15,6 +15,15 @@ def find_token(digest: str, session: Session) -> TokenRow | None:
 def add_token(row: TokenRow, session: Session) -> None:
     session.add(row)
     session.flush()
+
+
+def has_label(label: str, session: Session) -> bool:
+    return bool(session.scalar(select(exists().where(TokenRow.label == label))))
+
+
+def delete_labelled(label: str, session: Session, *, but: str) -> None:
+    """Remove every token of this label, except that of the hash `but`."""
+    session.execute(delete(TokenRow).where(TokenRow.label == label, TokenRow.hash != but))
 
 
 def delete_expired(session: Session, *, before: datetime) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import DateTime, LargeBinary, String, Text
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from aot.schema.codec import decode, encode
@@ -40,6 +42,58 @@ class Plain(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else str.__str__(value).replace("\0", "\ufffd")
+
+
+HEAD_CHARACTERS = 128
+
+
+class Head(FunctionElement[str]):
+    """The beginning of a text, as far as an index takes it, in the order of its code points whatever the locale.
+
+    An index of it serves every prefix. Statement and index must spell it in the same words, hence no parameters.
+    """
+
+    type = Plain()
+    inherit_cache = True
+
+
+@compiles(Head, "sqlite")
+def _head_of_sqlite(element: Head, compiler: Any, **options: Any) -> str:
+    return f"substr({compiler.process(element.clauses, **options)}, 1, {HEAD_CHARACTERS})"
+
+
+@compiles(Head, "postgresql")
+def _head_of_postgresql(element: Head, compiler: Any, **options: Any) -> str:
+    return f'{_head_of_sqlite(element, compiler, **options)} COLLATE "C"'
+
+
+class Unindexed(FunctionElement[Any]):
+    """A column as it is, which SQLite's planner leaves the indexes of: it counts no rows and takes the first it finds.
+
+    PostgreSQL counts them, and is left alone.
+    """
+
+    inherit_cache = True
+
+
+@compiles(Unindexed)
+def _as_it_is(element: Unindexed, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
+
+
+@compiles(Unindexed, "sqlite")
+def _unindexed_of_sqlite(element: Unindexed, compiler: Any, **options: Any) -> str:
+    return f"+{_as_it_is(element, compiler, **options)}"
+
+
+def after_prefix(prefix: str) -> str | None:
+    """Return the first text after all those that begin with `prefix`; None where there is none."""
+    while prefix:
+        code = ord(prefix[-1]) + 1
+        if code <= 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)  # a surrogate is no character
+        prefix = prefix[:-1]
+    return None
 
 
 class Word(TypeDecorator[Any]):

@@ -8,7 +8,7 @@ one has them too; it must know digest and size, which only readers of that names
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,9 +23,12 @@ from aot.schema.spec import Blob
 from aot.schema.state import BlobState
 from aot.schema.wire.blobs import Link
 from aot.schema.wire.workers import Scope
+from registry.clock import Clock
 from registry.db import blobs as rows
+from registry.db.session import Sessions
 from registry.services.tokens import Principal
 from registry.storage import BlobStore
+from registry.storage.parts import TakesParts, comes_in_parts
 
 LARGEST_BYTES = 1 << 40
 AT_ONCE = 8
@@ -39,16 +42,31 @@ class Arrived:
 
     sizes: Mapping[Digest, int | None]
     store_checks_digests: bool
+    in_parts: frozenset[Digest] = frozenset()  # no store checks the digest of these
 
 
 def observe(blobs: Iterable[Blob], store: BlobStore) -> Arrived:
-    """Ask the store for every blob, several at a time. Raises StorageUnavailable."""
-    digests = list({blob.digest for blob in blobs})
-    if len(digests) <= 1:
-        return Arrived({digest: store.stat(digest) for digest in digests}, store.enforces_checksum)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        sizes = dict(zip(digests, pool.map(store.stat, digests), strict=True))
-    return Arrived(sizes, store.enforces_checksum)
+    """Ask the store for every blob, several at a time; one whose last part has arrived is completed.
+
+    Raises StorageUnavailable.
+    """
+    wanted = list({blob.digest: blob for blob in blobs}.values())
+    in_parts = frozenset(blob.digest for blob in wanted if comes_in_parts(blob, store))
+    if len(wanted) <= 1:
+        sizes = {blob.digest: size_in(store, blob) for blob in wanted}
+    else:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = pool.map(lambda blob: size_in(store, blob), wanted)
+            sizes = dict(zip((blob.digest for blob in wanted), found, strict=True))
+    return Arrived(sizes, store.enforces_checksum, in_parts)
+
+
+def size_in(store: BlobStore, blob: Blob) -> int | None:
+    """The size of what the store holds; the blob is made of its parts where they are all there."""
+    size = store.stat(blob.digest)
+    if size is None and isinstance(store, TakesParts) and comes_in_parts(blob, store):
+        return store.complete(blob)
+    return size
 
 
 def require_upload(namespace: Namespace, *, by: Principal) -> None:
@@ -74,7 +92,9 @@ def open_uploads(
     missing = []
     for blob in wanted:
         view = views.get(blob.digest)
-        if view is not None and view[0].stored_at is not None and arrived.sizes.get(blob.digest) == blob.size_bytes:
+        # All parts are there: an upload of gigabytes is not asked for twice. Whoever opened it may publish with it.
+        done = view is not None and (view[0].stored_at is not None or blob.digest in arrived.in_parts)
+        if done and arrived.sizes.get(blob.digest) == blob.size_bytes:
             continue
         rows.open_upload(blob, namespace=namespace, now=now, session=session)
         missing.append(blob)
@@ -85,8 +105,8 @@ def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, no
     """Note that `namespace` has uploaded every one of `blobs`.
 
     Raises BlobMissing with the digests that have not arrived, SizeMismatch where the store holds another size than
-    announced, and BlobPending while a store that does not check digests itself has blobs that the sweeper has not
-    hashed yet.
+    announced, and BlobPending while there are blobs that the sweeper has not hashed yet: those that came in parts,
+    and all where the store does not check digests itself.
     """
     wanted = distinct(blobs)
     _hold(wanted, session=session)
@@ -97,13 +117,14 @@ def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, no
     if missing:
         raise BlobMissing(
             f"{len(missing)} of {len(wanted)} blobs were not uploaded, the first {missing[0]}",
-            hint="open uploads for them, put the bytes, and send the request again",
+            hint="open uploads for them, put the bytes, send the request again; bytes of another digest are removed",
             details={"digests": missing},
         )
     for blob in wanted:
         _require_size(blob, sizes[blob.digest])
-    if not arrived.store_checks_digests:
-        _require_hashed(wanted, views)
+    _require_hashed(
+        [blob for blob in wanted if not arrived.store_checks_digests or blob.digest in arrived.in_parts], views
+    )
     for blob in wanted:
         view, row = views[blob.digest]
         if row.state is not BlobState.STORED:
@@ -120,23 +141,38 @@ def upload_links(blobs: Iterable[Blob], store: BlobStore, *, expires_in: timedel
     return tuple(store.upload_link(blob, expires_in=expires_in) for blob in blobs)
 
 
-def hash_stored(blob: Blob, store: BlobStore) -> Blob | None:
-    """Return the blob with its true size once its bytes are those of its digest; None where it has not arrived.
+def settle_upload(blob: Blob, *, store: BlobStore, sessions: Sessions, clock: Clock) -> bool:
+    """Hash what has arrived of a pending blob. True when it is stored now.
 
-    Other bytes are removed, so that the next upload is not refused as present already.
+    Other bytes are removed, so that the next upload is not refused as present already. Several sweepers may be at it,
+    and an upload may arrive at any moment: whoever was slow must neither remove the right bytes that came meanwhile nor
+    count on bytes that another has removed. So each acts only on the row as it was before it began to read.
     """
-    if store.stat(blob.digest) is None:
-        return None
+    with sessions.reading() as session:
+        seen = rows.find_pending(blob.digest, session)
+    if seen is None or size_in(store, blob) is None:
+        return False
+    size, found = hash_in(store, blob)
+    if found == blob.digest.hex:
+        whole = Blob(digest=blob.digest, size_bytes=size)
+        with sessions.transaction() as session:
+            return rows.mark_hashed(whole, seen, now=clock(), session=session)
+    with sessions.transaction() as session:
+        if rows.mark_removed(seen, now=clock(), session=session):
+            log.warning("upload-with-other-bytes", digest=blob.digest, found=found)
+            # Inside: nobody may count the next upload as stored before these bytes are gone.
+            store.delete(blob.digest)
+    return False
+
+
+def hash_in(store: BlobStore, blob: Blob) -> tuple[int, str]:
+    """Size and SHA-256 of the bytes in the store. Raises BlobNotFound."""
     running, size = hashlib.sha256(), 0
     with store.open(blob.digest) as stream:
         while chunk := stream.read(CHUNK_BYTES):
             running.update(chunk)
             size += len(chunk)
-    if running.hexdigest() == blob.digest.hex:
-        return Blob(digest=blob.digest, size_bytes=size)
-    log.warning("upload-with-other-bytes", digest=blob.digest, found=running.hexdigest())
-    store.delete(blob.digest)
-    return None
+    return size, running.hexdigest()
 
 
 def distinct(blobs: Iterable[Blob]) -> tuple[Blob, ...]:
@@ -172,7 +208,7 @@ def _require_size(blob: Blob, found: int | None) -> None:
         )
 
 
-def _require_hashed(blobs: tuple[Blob, ...], views: Mapping[Digest, rows.View]) -> None:
+def _require_hashed(blobs: Sequence[Blob], views: Mapping[Digest, rows.View]) -> None:
     pending = [blob.digest for blob in blobs if views[blob.digest][1].state is not BlobState.STORED]
     if pending:
         raise BlobPending(

@@ -6,9 +6,11 @@ after the commit.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
 from aot.errors import (
@@ -17,14 +19,13 @@ from aot.errors import (
     CompileStopped,
     InvalidInput,
     InvalidSpec,
-    ProfileNotFound,
 )
 from aot.keys import factors_of, key_of, queue_for
 from aot.recipes import check_recipe
 from aot.schema.names import Name, Namespace, Tag
 from aot.schema.profile import Profile
 from aot.schema.recipe import Route
-from aot.schema.spec import KernelSource, ProgramSource, Spec
+from aot.schema.spec import BytecodeSource, CommandSource, FactorySource, KernelSource, Spec
 from aot.schema.state import BuildEvent, BuildState, BundleState
 from aot.schema.wire.builds import (
     BuildListing,
@@ -43,9 +44,11 @@ from registry.db import bundles as bundle_rows
 from registry.db import fleet as fleet_rows
 from registry.db.blobs import ensure_namespace
 from registry.db.models import BuildRow
-from registry.services import blobs, tags, waiting
+from registry.services import blobs, candidates, tags, waiting
 from registry.services.paging import limit_of
+from registry.services.profiles import get_worker_profile
 from registry.services.tokens import Principal
+from registry.services.turns import RunningLimits
 
 HIGHEST_PRIORITY = 1000
 HIGHEST_SEQUENCE = 2**31 - 1
@@ -74,12 +77,13 @@ def submit(
 ) -> Submitted:
     """Return the live bundle or the live build for the spec's key, else a new build.
 
-    Raises Forbidden, InvalidSpec, ProfileNotFound, and what `blobs.confirm` raises when the source is not there.
+    Raises Forbidden, InvalidSpec, ProfileNotFound, InvalidProfile, and what `blobs.confirm` raises when the source is
+    not there.
     """
     spec = request.spec
     by.require(Scope.SUBMIT, spec.namespace)
     check_request(request)
-    profile = get_profile(spec.profile, session)
+    profile = get_worker_profile(spec.profile, session)
     row = new_build(spec, profile=profile, tags=request.tags, priority=request.priority, by=by, now=now)
     asked = (row.namespace, row.name, row.build_key)
     if found := _published(asked, request, now=now, session=session):
@@ -124,9 +128,10 @@ def new_build(
     )
 
 
-def get(build: str, *, by: Principal, session: Session) -> BuildView:
+def get(build: str, *, by: Principal, limits: RunningLimits, session: Session) -> BuildView:
     """Raises BuildNotFound, also for what `by` may not read."""
-    return view_of(_readable(build, by=by, session=session))
+    row = _readable(build, by=by, session=session)
+    return _limited((row,), limits, session)[0]
 
 
 def read_log(build: str, *, after: int, limit: int | None, by: Principal, session: Session) -> BuildLog:
@@ -146,6 +151,7 @@ def list_builds(
     after: str | None,
     limit: int | None,
     by: Principal,
+    limits: RunningLimits,
     session: Session,
 ) -> BuildListing:
     """The builds that `by` may read, newest first."""
@@ -158,7 +164,7 @@ def list_builds(
         limit=size + 1,
     )
     page = found[:size]
-    return BuildListing(builds=tuple(view_of(row) for row in page), next=page[-1].id if len(found) > size else None)
+    return BuildListing(builds=_limited(page, limits, session), next=page[-1].id if len(found) > size else None)
 
 
 def cancel(build: str, *, reason: str, by: Principal, now: datetime, session: Session) -> BuildView:
@@ -184,7 +190,8 @@ def reject_pushed(row: BuildRow, *, reason: str, session: Session) -> None:
     """A pushed bundle whose proof ended without success is out."""
     bundle = bundle_rows.find_bundle(row.requalify, session) if row.requalify else None
     if bundle is not None and bundle.state is BundleState.PENDING:
-        bundle_rows.advance_bundle(bundle, BundleState.REJECTED, session=session, withdrawn_reason=reason)
+        changes = {"withdrawn_reason": reason, "withdrawn_at": row.finished_at}
+        bundle_rows.advance_bundle(bundle, BundleState.REJECTED, session=session, **changes)
 
 
 def check_request(request: SubmitRequest) -> None:
@@ -199,13 +206,23 @@ def check_request(request: SubmitRequest) -> None:
             "kernels are built where they are, and pushed: no worker builds them",
             hint="`aot kernel build --push`; it needs Triton, and no card",
         )
+    if isinstance(request.spec.source, BytecodeSource):
+        raise InvalidSpec(
+            "bytecode is compiled where its distributions are installed, and pushed",
+            hint="`aot bytecode build --push` in an image that has them",
+        )
+    if isinstance(request.spec.source, CommandSource):
+        raise InvalidSpec(
+            "the caches of a command are captured where it runs, and pushed",
+            hint="`aot capture NAME --source TREE --push -- COMMAND`",
+        )
     check_spec(request.spec)
 
 
 def check_spec(spec: Spec) -> None:
     """Raises InvalidSpec for what no worker could build."""
     source = spec.source
-    if not isinstance(source, ProgramSource) and not _ENTRY.fullmatch(source.entry):
+    if isinstance(source, FactorySource | KernelSource) and not _ENTRY.fullmatch(source.entry):
         raise InvalidSpec(
             f"wanted an entry module:function, found {source.entry[:120]!r}", hint="for example model:make"
         )
@@ -221,7 +238,7 @@ def check_spec(spec: Spec) -> None:
             hint="as git rev-parse HEAD prints it",
         )
     _check_route(spec)
-    if not isinstance(source, KernelSource):
+    if not isinstance(source, KernelSource | BytecodeSource | CommandSource):
         check_recipe(spec.recipe)
     if spec.recipe.freeze and not spec.weights:
         raise InvalidSpec("a frozen build needs weights", hint="give the weights, or leave out `freeze`")
@@ -229,27 +246,37 @@ def check_spec(spec: Spec) -> None:
 
 def _check_route(spec: Spec) -> None:
     source, routes = spec.source, spec.recipe.routes
-    of_kernels = isinstance(source, KernelSource)
-    if of_kernels and not source.signatures:
+    if isinstance(source, KernelSource) and not source.signatures:
         raise InvalidSpec("a kernel needs at least one signature", hint="name the types of its arguments")
-    if routes != (Route.KERNEL,) if of_kernels else Route.KERNEL in routes:
+    if isinstance(source, BytecodeSource) and not source.distributions:
+        raise InvalidSpec("bytecode is of at least one distribution", hint="name what is installed")
+    if isinstance(source, CommandSource) and (source.tree is None or not source.command):
+        raise InvalidSpec(
+            "captured caches need the command and the tree that it runs in: a worker proves them by running it again",
+            hint="`aot capture NAME --source TREE --push -- COMMAND`",
+        )
+    if isinstance(source, CommandSource):
+        if routes != (Route.CACHE,):
+            raise InvalidSpec(
+                f"the routes {', '.join(routes)} do not fit the source", hint="captured caches are of the route cache"
+            )
+        return
+    own = {KernelSource: Route.KERNEL, BytecodeSource: Route.BYTECODE}
+    only = own.get(type(source))
+    if routes != (only,) if only else not set(own.values()).isdisjoint(routes):
         raise InvalidSpec(
             f"the routes {', '.join(routes)} do not fit the source",
-            hint="the route kernel is that of kernels, and their only one",
+            hint="the routes kernel and bytecode are those of kernels and of distributions, and their only ones",
         )
 
 
-def get_profile(name: Name, session: Session) -> Profile:
-    """Raises ProfileNotFound naming the profiles there are."""
-    profile = fleet_rows.find_profile(name, session)
-    if profile is None:
-        known = [known.name for known in fleet_rows.list_profiles(session)]
-        raise ProfileNotFound(
-            f"no worker has registered the profile {name}; known are {', '.join(known) or 'none'}",
-            hint="start a worker of that profile, or choose a known one",
-            details={"profiles": known},
-        )
-    return profile
+def _limited(found: Sequence[BuildRow], limits: RunningLimits, session: Session) -> tuple[BuildView, ...]:
+    """The views; a build that waits because its namespace runs as many as it may says so."""
+    held_back = candidates.held_back(found, limits, session)
+    views = [(view_of(row), held_back.get(row.id)) for row in found]
+    return tuple(
+        replace(view, waiting="; ".join(filter(None, (view.waiting, why)))) if why else view for view, why in views
+    )
 
 
 def view_of(row: BuildRow) -> BuildView:
@@ -308,8 +335,15 @@ def _published(asked: rows.Asked, request: SubmitRequest, *, now: datetime, sess
 def _joined(asked: rows.Asked, request: SubmitRequest, *, session: Session) -> BuildRow | None:
     """The live build for this key, to which the submission adds its tags and, where it is higher, its priority."""
     row = rows.find_live(asked, session)
-    while row is not None and row.state.live:
-        merged = tuple(dict.fromkeys((*row.tags, *request.tags)))
-        if rows.update_build(row, session=session, tags=merged, priority=max(row.priority, request.priority)):
-            return row
-    return None
+    return row if row is not None and add_tags(row, request.tags, session=session, priority=request.priority) else None
+
+
+def add_tags(row: BuildRow, more: tuple[Tag, ...], *, session: Session, priority: int | None = None) -> bool:
+    """Let a live build put these tags as well, and raise its priority. False where it has ended meanwhile."""
+    while row.state.live:
+        changes: dict[str, object] = {"tags": tuple(dict.fromkeys((*row.tags, *more)))}
+        if priority is not None:
+            changes["priority"] = max(row.priority, priority)
+        if rows.update_build(row, session=session, **changes):
+            return True
+    return False

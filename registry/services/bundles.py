@@ -17,6 +17,7 @@ from aot.keys import changes_between, factors_of, queue_for
 from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, Statement, decode_manifest
+from aot.schema.names import Tag
 from aot.schema.profile import Profile, kernel_profile_name
 from aot.schema.spec import KernelSource
 from aot.schema.state import BuildEvent, BuildState, BundleState
@@ -29,7 +30,8 @@ from registry.db import builds as build_rows
 from registry.db import bundles as rows
 from registry.db import fleet as fleet_rows
 from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow
-from registry.services import blobs, builds, claims, kernels, proof, tags, waiting
+from registry.db.session import hold_turn
+from registry.services import blobs, builds, claims, guards, kernels, profiles, proof, tags, waiting
 from registry.services.proof import Received
 from registry.services.tokens import Principal
 
@@ -77,7 +79,7 @@ def publish(
     if not build_rows.advance_build(row, BuildEvent.PUBLISH, session=session, **done):
         raise claims.lease_lost(row)
     if pushed is not None:
-        _replace(pushed, by=received.digest, session=session)
+        _replace(pushed, by=received.digest, now=now, session=session)
     for tag in row.tags:
         tags.put(tag, bundle=bundle, now=now, session=session)
     return PublishReply(bundle=received.digest, state=BundleState.LIVE, build=row.id)
@@ -92,10 +94,13 @@ def push(
     now: datetime,
     session: Session,
 ) -> Pushed:
-    """Take in a bundle built elsewhere: pending, with a build that proves it again. Pushed twice is once.
+    """Take in a bundle built elsewhere: pending, with a build that proves it again.
 
-    Its source and weights must be uploaded too, because the proof compares with eager. Raises Forbidden,
-    InvalidInput, ProfileNotFound, Conflict, and what `blobs.confirm` raises.
+    Pushed twice is once, and so is the same code under another manifest (built again, at another time): what is
+    pending or live is answered, and the tags are its own from then on. What was withdrawn or rejected is not: it may
+    be tried again. Its source and weights must be uploaded too, because the proof compares with eager.
+
+    Raises Forbidden, InvalidInput, ProfileNotFound, Conflict, and what `blobs.confirm` raises.
     """
     manifest = received.manifest
     by.require(Scope.PUSH, manifest.namespace)
@@ -103,8 +108,12 @@ def push(
     builds.check_spec(manifest.spec)
     profile = _profile_of(manifest, now=now, session=session)
     _require_current(manifest, profile)
-    if (known := rows.find_bundle(received.digest, session)) and known.state is not BundleState.REJECTED:
-        return Pushed(_pushed_before(known, session=session))
+    # Of two that push the same at once, the second finds the first.
+    hold_turn(session.connection(), f"push {manifest.namespace}/{manifest.name}")
+    known = rows.find_bundle(received.digest, session)
+    there = known if known is not None and known.state is not BundleState.REJECTED else _find_equal(manifest, session)
+    if there is not None:
+        return Pushed(_pushed_before(there, more=request.tags, now=now, session=session))
     wanted = blobs.distinct((*manifest.blobs, *manifest.spec.blobs))
     blobs.confirm(wanted, namespace=manifest.namespace, arrived=arrived, now=now, session=session)
     build = builds.new_build(manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now)
@@ -192,7 +201,7 @@ def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profi
     """
     profile = manifest.profile
     if not isinstance(manifest.spec.source, KernelSource):
-        return builds.get_profile(profile.name, session)
+        return profiles.get_worker_profile(profile.name, session)
     wanted = kernel_profile_name(profile.capability, profile.toolchain.triton or "none")
     if profile.name != wanted or profile.device is not None:
         raise InvalidProfile(
@@ -200,7 +209,7 @@ def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profi
             hint="build them with `aot kernel build`",
         )
     fleet_rows.insert_profile(profile, now=now, session=session)
-    return builds.get_profile(profile.name, session)
+    return profiles.get_profile(profile.name, session)
 
 
 def _require_current(manifest: Manifest, profile: Profile) -> None:
@@ -215,11 +224,23 @@ def _require_current(manifest: Manifest, profile: Profile) -> None:
         )
 
 
-def _pushed_before(row: BundleRow, *, session: Session) -> PublishReply:
+def _find_equal(manifest: Manifest, session: Session) -> BundleRow | None:
+    """The bundle with the same code under the same name, live rather than pending."""
+    asked = (manifest.namespace, manifest.name, manifest.build_key)
+    found = rows.find_of_key(asked, (BundleState.LIVE, BundleState.PENDING), session)
+    equal = [row for row in found if proof.is_same_code(manifest, decode_manifest(row.manifest))]
+    return min(equal, key=lambda row: row.state is not BundleState.LIVE, default=None)
+
+
+def _pushed_before(row: BundleRow, *, more: tuple[Tag, ...], now: datetime, session: Session) -> PublishReply:
     if row.state is BundleState.PENDING:
         build = build_rows.find_live_requalify(row.digest, session)
+        if build is not None:
+            builds.add_tags(build, more, session=session)
         return PublishReply(bundle=row.digest, state=row.state, build=build.id if build else None)
     tags.require_live(row)
+    for tag in more:
+        tags.put(tag, bundle=row, now=now, session=session)
     return PublishReply(bundle=row.digest, state=row.state, build=row.build)
 
 
@@ -231,10 +252,10 @@ def _reopen(row: BundleRow, *, session: Session) -> None:
             hint=f"use {row.replacement}",
             details={"replacement": row.replacement},
         )
-    rows.advance_bundle(row, BundleState.PENDING, session=session, withdrawn_reason="")
+    rows.advance_bundle(row, BundleState.PENDING, session=session, withdrawn_reason="", withdrawn_at=None)
 
 
-def _replace(pushed: BundleRow, *, by: Digest, session: Session) -> None:
+def _replace(pushed: BundleRow, *, by: Digest, now: datetime, session: Session) -> None:
     # Its proof changes the manifest, so the proven bundle is another one; the pushed digest leads to it.
     rows.advance_bundle(
         pushed,
@@ -242,6 +263,7 @@ def _replace(pushed: BundleRow, *, by: Digest, session: Session) -> None:
         session=session,
         replacement=by,
         withdrawn_reason="replaced by its proven form",
+        withdrawn_at=now,
     )
 
 
@@ -269,10 +291,15 @@ def insert(
         published_at=now if state is BundleState.LIVE else None,
         withdrawn_reason="",
     )
-    found = kernels.rows_of(received.digest, manifest)
-    if not rows.insert_bundle(
-        row, artifacts=_artifacts(received), files=_files(received), kernels=found, session=session
-    ):
+    inserted = rows.insert_bundle(
+        row,
+        artifacts=_artifacts(received),
+        files=_files(received),
+        kernels=kernels.rows_of(received.digest, manifest),
+        guards=guards.rows_of(received.digest, manifest),
+        session=session,
+    )
+    if not inserted:
         raise Conflict(f"the bundle {received.digest} exists already", hint="its digest is that of its manifest")
     return row
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from aot.errors import AotError
 from aot.trust import SigningKey
 from registry.clock import Clock, utc_now
-from registry.db.migrate import known_revisions, revision_of
+from registry.db.migrate import Schema, Standing, find_schema
 from registry.db.session import open_sessions
 from registry.services import check_broker, check_store
 from registry.settings import Settings
@@ -81,8 +81,7 @@ def _database(settings: Settings, clock: Clock) -> Iterator[Finding]:
         settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     sessions = open_sessions(settings.database_url)
     try:
-        revision, known = revision_of(sessions), known_revisions()
-        yield _migrations(revision, known, embedded=settings.embedded)
+        yield _migrations(find_schema(sessions), embedded=settings.embedded)
         if sessions.engine.dialect.name == "sqlite":
             return  # its clock is this host's
         with sessions.reading() as session:
@@ -93,17 +92,13 @@ def _database(settings: Settings, clock: Clock) -> Iterator[Finding]:
         sessions.close()
 
 
-def _migrations(revision: str | None, known: tuple[str, ...], *, embedded: bool) -> Finding:
-    head = known[0]
-    if revision == head:
-        return Finding("database", Verdict.OK, f"migrations at head, {head}")
-    if revision is not None and revision not in known:
-        hint = "run the registry version that migrated it, or a newer one"
-        return Finding("database", Verdict.WRONG, f"it is at {revision}, which this version does not know", hint)
-    found = f"migrations at {revision or 'none'}, this version needs {head}"
-    if embedded:
+def _migrations(schema: Schema, *, embedded: bool) -> Finding:
+    found = f"it {schema.text}"
+    if schema.serves:
+        return Finding("database", Verdict.OK, found)
+    if embedded and schema.standing is Standing.OLDER:
         return Finding("database", Verdict.OK, f"{found}: `serve` migrates by itself")
-    return Finding("database", Verdict.WRONG, found, "run `python -m registry migrate` first")
+    return Finding("database", Verdict.WRONG, found, schema.hint)
 
 
 def _broker(settings: Settings, clock: Clock) -> Iterator[Finding]:

@@ -98,7 +98,7 @@ def _parts(store: BlobStore) -> Iterator[Step]:
         blob = Blob(digest=Digest.of(b"part"), size_bytes=4)
         answer = _follow(Link(digest=blob.digest, size_bytes=4, url=url, method="PUT"), b"part")
     good = answer.status == 200
-    yield "part", good, _said(answer), "" if good else "the registry needs s3:AbortMultipartUpload and PutObject"
+    yield "part", good, _said(answer), "" if good else "the registry needs what deploy/s3-policy.json allows"
 
 
 def _follow(link: Link, body: bytes | None = None, *, range_header: str | None = None) -> Answer:

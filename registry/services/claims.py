@@ -4,7 +4,6 @@ A claim gives a lease and a token bound to this attempt. Whoever holds the token
 so: running, the same attempt, and the lease not run out. Everything else is LeaseLost, and the worker stops.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,10 +18,13 @@ from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, Progres
 from aot.schema.wire.workers import Scope
 from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
+from registry.db import queue
 from registry.db.models import BuildLineRow, BuildRow
 from registry.services import tokens, waiting
 from registry.services.builds import build_not_found, finished, reject_pushed, view_of
+from registry.services.candidates import Candidates
 from registry.services.tokens import Principal
+from registry.services.turns import RunningLimits
 
 LINE_CHARACTERS = 4000
 LINES_A_BUILD = 20_000
@@ -45,18 +47,21 @@ def claim(
     by: Principal,
     lease: timedelta,
     token_lives: timedelta,
+    limits: RunningLimits,
     now: datetime,
     session: Session,
 ) -> Claimed | str:
     """Hand out the best waiting build that fits the worker; a string says why there is none.
 
-    Best: the build of the worker's ticket if it still waits, then priority, then age. Raises Forbidden, and
-    InvalidInput for a worker that has not registered these profiles.
+    Best: the build that the worker asks for by name if it still waits, then as `registry.services.turns` says. Raises
+    Forbidden, and InvalidInput for a worker that has not registered these profiles.
     """
     by.require(Scope.CLAIM)
     _require_registered(request, now=now, session=session)
-    reasons = []
-    for row, profile in _candidates(request, by=by, session=session):
+    queue.take_turns(session)
+    candidates = Candidates(request, by=by, limits=limits, now=now, session=session)
+    reasons = candidates.reasons
+    for row, profile in candidates:
         if row.released_by == request.worker and row.released_at and now - row.released_at < PAUSE_AFTER_RELEASE:
             reasons.append(f"build {row.id}: this worker gave it back just now")
             continue
@@ -67,6 +72,7 @@ def claim(
             continue
         if _taken(row, worker=request.worker, until=now + lease, now=now, session=session):
             token = _issue(row, expires_at=now + token_lives, now=now, session=session)
+            queue.note_claim(row.namespace, now=now, session=session)
             return Claimed(row, profile, token)
     return "; ".join(reasons[:5]) or f"no build waits for {', '.join(request.profiles)}"
 
@@ -89,7 +95,7 @@ def report(
         changes["phase"] = request.phase
     reply = _extend(build, by=by, lease=lease, now=now, session=session, **changes)
     if request.lines and reply.stop is None:
-        _keep_lines(build, request.lines, now=now, session=session)
+        keep_lines(build, request.lines, now=now, session=session)
     return reply
 
 
@@ -122,6 +128,8 @@ def release(build: str, *, reason: str, by: Principal, now: datetime, session: S
     }
     if not rows.advance_build(row, BuildEvent.RELEASE, session=session, **changes):
         raise lease_lost(row)
+    # The log keeps the reason of every attempt; the row, that of the last.
+    keep_lines(build, (f"attempt {row.attempt}: {row.setback}",), now=now, session=session)
     return view_of(row)
 
 
@@ -163,19 +171,6 @@ def lease_lost(row: BuildRow) -> LeaseLost:
         hint="stop working on it; another attempt builds it",
         details={"state": row.state, "attempt": row.attempt},
     )
-
-
-def _candidates(request: ClaimRequest, *, by: Principal, session: Session) -> Iterator[tuple[BuildRow, Profile]]:
-    if request.build is not None:
-        row = rows.find_build(request.build, session)
-        if row is not None and row.state is BuildState.QUEUED and by.sees(row.namespace):
-            profile = fleet_rows.find_profile(row.profile, session)
-            if profile is not None and row.profile in request.profiles:
-                yield row, profile
-    waiting_rows = rows.waiting_builds(session, profiles=request.profiles, namespaces=by.namespaces)
-    for row, profile_row in waiting_rows:
-        if row.id != request.build:
-            yield row, profile_row.profile
 
 
 def _require_registered(request: ClaimRequest, *, now: datetime, session: Session) -> None:
@@ -232,7 +227,7 @@ def _extend(build: str, *, by: Principal, lease: timedelta, now: datetime, sessi
     return RenewReply(lease_expires_at=now + lease)
 
 
-def _keep_lines(build: str, lines: tuple[str, ...], *, now: datetime, session: Session) -> None:
+def keep_lines(build: str, lines: tuple[str, ...], *, now: datetime, session: Session) -> None:
     """Append to the log, up to LINES_A_BUILD: the last one says that the rest is missing."""
     first = rows.count_lines(build, session)
     room = LINES_A_BUILD - first

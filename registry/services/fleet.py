@@ -20,6 +20,8 @@ from aot.schema.wire.workers import (
 )
 from registry.db import builds as build_rows
 from registry.db import fleet as rows
+from registry.db import queue
+from registry.services import waiting
 from registry.services.tokens import Principal
 
 MOST_PROFILES = 16
@@ -49,6 +51,11 @@ def register(
     # In one order, so that two workers that register the same profiles at once do not wait for each other.
     for profile in sorted(request.profiles, key=lambda profile: profile.name):
         _put_profile(profile, worker=request.worker, live_since=live_since, now=now, session=session)
+    live = rows.live_profiles(session, seen_since=live_since)
+    for profile in request.profiles:
+        if profile.name not in live:
+            unless = (waiting.no_worker(profile.name), waiting.not_run(profile))
+            queue.make_ready(profile.name, unless=unless, session=session)
     rows.put_worker(request.worker, names, now=now, session=session)
     queues = tuple(dict.fromkeys(queue_for(profile) for profile in request.profiles))
     return RegisterReply(queues=queues, seen_every_seconds=seen_every_seconds)

@@ -1,30 +1,36 @@
 """fsck: every stored blob is read and hashed again; what differs or is missing is taken out with what needs it.
 
-    blob       missing, or other bytes twice in a row: pending again, its wrong bytes removed; every bundle that names
-               it is out of selection with the reason until the right bytes are back (`registry.services.damage`)
+    blob       missing, or other bytes twice in a row: every bundle that names it is out of selection with the reason,
+               its wrong bytes are removed, and it waits for the right ones (`registry.services.damage`)
     bundle     whose manifest's bytes are not those of its digest, or whose signature no key of ours made: reported
-    record     missing in the object store: written again
+    record     missing in the object store, not signed by a key of ours, or saying something else: written again
+    index      of a bundle's guards, where it lacks some: made whole
 
 Runs beside everything else; reads each blob whole, so it takes as long as the store takes to be read.
 """
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import structlog
 
-from aot.errors import AotError, BlobNotFound
+from aot.errors import AotError, BlobNotFound, MalformedDocument, Unavailable
 from aot.schema.digest import Digest
+from aot.schema.manifest import decode_manifest
 from aot.schema.spec import Blob
 from aot.trust import TrustedKeys, verify
 from registry.db import damage as rows
 from registry.db import records as record_rows
-from registry.db.models import BundleRow
+from registry.db.models import BundleRow, TagRow
+from registry.db.session import add_if_absent
 from registry.deps import Deps
-from registry.services import damage, records
+from registry.services import damage, guards, records
 
 AT_ONCE = 200
 CHUNK_BYTES = 1 << 20
+_Found = TypeVar("_Found", Blob, BundleRow, TagRow)
 log = structlog.get_logger()
 
 
@@ -40,6 +46,7 @@ class Checked:
     suspect_bundles: dict[Digest, str] = field(default_factory=dict)
     healed_bundles: tuple[Digest, ...] = ()
     rewritten_records: int = 0
+    indexed_bundles: int = 0  # whose guards could not all be found
 
     @property
     def sound(self) -> bool:
@@ -60,17 +67,24 @@ def fsck(deps: Deps, *, trusted: TrustedKeys) -> Checked:
 
 
 def _check_blobs(deps: Deps, checked: Checked) -> None:
-    after: Digest | None = None
+    for blob in _every(deps, rows.stored_blobs):
+        checked.blobs += 1
+        if reason := _fault(blob, deps, checked):
+            _quarantine(blob.digest, reason, deps, checked)
+
+
+def _every(
+    deps: Deps, read: Callable[..., Sequence[_Found]], *, key: Callable[[Any], Any] = lambda found: found.digest
+) -> Iterator[_Found]:
+    """All that `read` finds, in the order of `key`, page after page: no view of the database is held meanwhile."""
+    after: Any = None
     while True:
         with deps.sessions.reading() as session:
-            page = rows.stored_blobs(session, after=after, limit=AT_ONCE)
+            page = read(session, after=after, limit=AT_ONCE)
         if not page:
             return
-        for blob in page:
-            checked.blobs += 1
-            if reason := _fault(blob, deps, checked):
-                _quarantine(blob.digest, reason, deps, checked)
-        after = page[-1].digest
+        yield from page
+        after = key(page[-1])
 
 
 def _fault(blob: Blob, deps: Deps, checked: Checked) -> str:
@@ -101,36 +115,68 @@ def _hash(digest: Digest, deps: Deps) -> tuple[int, Digest] | None:
 
 
 def _quarantine(digest: Digest, reason: str, deps: Deps, checked: Checked) -> None:
-    # Compare-and-set: what retention has deleted meanwhile is not missing.
+    # None: what retention has deleted meanwhile is not missing.
     bundles = damage.quarantine(digest, reason=reason, deps=deps)
     if bundles is None:
         return
-    # Rows first: bytes that stay after a crash are removed when they are hashed for the next upload.
-    deps.store.delete(digest)
     log.error("blob-damaged", digest=digest, reason=reason, bundles=bundles)
     checked.damaged_blobs[digest] = reason
     checked.damaged_bundles |= dict.fromkeys(bundles, reason)
 
 
 def _check_bundles(deps: Deps, checked: Checked, *, keys: TrustedKeys) -> None:
-    after: Digest | None = None
-    while True:
-        with deps.sessions.reading() as session:
-            page = rows.signed_bundles(session, after=after, limit=AT_ONCE)
-        if not page:
-            break
-        for row in page:
-            checked.bundles += 1
-            if reason := _suspicion(row, keys=keys):
-                checked.suspect_bundles[row.digest] = reason
-            if row.damage is not None:
-                checked.damaged_bundles[row.digest] = row.damage
-            if deps.records.find(records.bundle_name(row.digest)) is None:
-                with deps.sessions.transaction() as session:
-                    record_rows.forget_bundle_recorded(row.digest, session=session)
-        after = page[-1].digest
+    for row in _every(deps, rows.signed_bundles):
+        checked.bundles += 1
+        if row.damage is not None:
+            checked.damaged_bundles[row.digest] = row.damage
+        if reason := _suspicion(row, keys=keys):
+            # Its record stays as it is: that one may be right.
+            checked.suspect_bundles[row.digest] = reason
+            continue
+        checked.indexed_bundles += _index(row, deps)
+        if not _is_recorded(row, deps, keys=keys):
+            with deps.sessions.transaction() as session:
+                record_rows.forget_bundle_recorded(row.digest, session=session)
+    for tag in _every(deps, rows.tags_after, key=lambda row: (row.namespace, row.name, row.tag, row.profile)):
+        if not _is_tag_recorded(tag, deps, keys=keys):
+            with deps.sessions.transaction() as session:
+                record_rows.forget_tag_recorded(tag, session=session)
     while written := records.write_due(deps):
         checked.rewritten_records += written
+
+
+def _index(row: BundleRow, deps: Deps) -> bool:
+    """True where the index lacked guards of the bundle, which are there now."""
+    try:
+        manifest = decode_manifest(row.manifest)
+    except MalformedDocument:
+        return False  # a newer version's: it indexes by itself
+    with deps.sessions.reading() as session:
+        lacking = guards.lacking_rows(row.digest, manifest, session)
+    for guard in lacking:
+        with deps.sessions.transaction() as session:
+            add_if_absent(guard, session)
+    return bool(lacking)
+
+
+def _is_recorded(row: BundleRow, deps: Deps, *, keys: TrustedKeys) -> bool:
+    try:
+        content = deps.records.find(records.bundle_name(row.digest))
+        return content is not None and records.read_bundle(content, keys=keys) == records.bundle_record(row)
+    except Unavailable:
+        raise
+    except AotError:
+        return False
+
+
+def _is_tag_recorded(row: TagRow, deps: Deps, *, keys: TrustedKeys) -> bool:
+    try:
+        content = deps.records.find(records.tag_name(row))
+        return content is not None and records.read_tag(content, keys=keys) == records.tag_record(row)
+    except Unavailable:
+        raise
+    except AotError:
+        return False
 
 
 def _suspicion(row: BundleRow, *, keys: TrustedKeys) -> str:

@@ -2,7 +2,7 @@
 
 from sqlalchemy.orm import Session
 
-from aot.errors import InvalidInput
+from aot.errors import InvalidDigest, InvalidInput
 from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
@@ -11,6 +11,7 @@ from aot.schema.state import BundleState
 from aot.schema.wire.kernels import KernelListing, KernelView
 from registry.db import kernels as rows
 from registry.db.models import BundleRow, KernelRow
+from registry.db.types import HEAD_CHARACTERS
 from registry.services.paging import cursor_of, limit_of, parse_cursor
 from registry.services.tokens import Principal
 
@@ -55,33 +56,64 @@ def search(
     by: Principal,
     session: Session,
 ) -> KernelListing:
-    """The kernels of bundles that `by` may read and that match everything given. `text`: a part of the name.
+    """The kernels of bundles that `by` may read and that match everything given.
+
+    `text`: how the name begins; with it they are listed by name, without it those of the newest bundle first.
+    `capability`: where they are to run; the reply says what that means of the code there is.
 
     Raises InvalidInput for a limit or an `after` that no listing gave.
     """
     size = limit_of(limit)
-    found = rows.search_kernels(
-        session,
-        where={"capability": capability, "bundle": bundle, "blob": blob}
-        | {"namespace": namespace, "name": model, "state": state},
-        text=text,
+    runnable = _run_by(capability, session) if capability is not None else None
+    searched = rows.Searched(
+        where={"bundle": bundle, "blob": blob, "namespace": namespace, "name": model, "state": state},
+        capabilities=runnable,
         namespaces=by.namespaces,
-        after=_parse_position(after) if after is not None else None,
         limit=size + 1,
     )
+    found = _listed(text, searched, session, after=after)
     page = found[:size]
-    following = None
-    if len(found) > size:
-        kernel, of = page[-1]
-        following = f"{cursor_of(of.created_at, of.digest)}~{kernel.position}"
-    return KernelListing(kernels=tuple(_view(kernel, of) for kernel, of in page), next=following)
+    following = _cursor(*page[-1], named=bool(text)) if len(found) > size else None
+    return KernelListing(kernels=tuple(_view(kernel, of) for kernel, of in page), next=following, capabilities=runnable)
 
 
-def _parse_position(text: str) -> rows.Position:
+def _run_by(capability: Capability, session: Session) -> tuple[Capability, ...]:
+    """What of the code there is runs where `capability` is: Triton compiles `sm_90a` for the card that is `sm_90`."""
+    return tuple(code for code in rows.capabilities_held(session) if code == capability or capability.runs(code))
+
+
+def _listed(text: str | None, searched: rows.Searched, session: Session, *, after: str | None) -> rows.Found:
+    """Raises InvalidInput for an `after` that no such listing gave."""
+    if searched.capabilities == ():
+        return ()
+    cursor, at = ("", None) if after is None else _parse_position(after)
+    if not text:
+        newest = (parse_cursor(f"{cursor}~{at.bundle}")[0], at) if at is not None else None
+        return rows.list_newest(searched, session, after=newest)
+    if at is not None and not cursor.startswith(text[:HEAD_CHARACTERS]):
+        raise _no_cursor(after or "")
+    return rows.list_named(text, searched, session, after=(cursor, at) if at is not None else None)
+
+
+def _cursor(kernel: KernelRow, of: BundleRow, *, named: bool) -> str:
+    where = f"{kernel.name[:HEAD_CHARACTERS]}~{of.digest}" if named else cursor_of(of.created_at, of.digest)
+    return f"{where}~{kernel.position}"
+
+
+def _parse_position(text: str) -> tuple[str, rows.Position]:
+    """What the listing is sorted by, and the place."""
     cursor, _, position = text.rpartition("~")
-    if not (position.isascii() and position.isdecimal()) or int(position) >= _MOST_POSITION:
-        raise InvalidInput(f"wanted the `next` of a listing, found {text[:120]!r}", hint="pass it on as it was given")
-    return (*parse_cursor(cursor), int(position))
+    order, _, bundle = cursor.rpartition("~")
+    if not (position.isascii() and position.isdecimal()) or int(position) >= _MOST_POSITION or not order:
+        raise _no_cursor(text)
+    try:
+        return order, rows.Position(Digest.parse(bundle), int(position))
+    except InvalidDigest as error:
+        raise _no_cursor(text) from error
+
+
+def _no_cursor(text: str) -> InvalidInput:
+    return InvalidInput(f"wanted the `next` of a listing, found {text[:120]!r}", hint="pass it on as it was given")
 
 
 def _view(kernel: KernelRow, of: BundleRow) -> KernelView:

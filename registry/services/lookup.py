@@ -28,11 +28,14 @@ from aot.schema.wire.bundles import (
 from aot.schema.wire.workers import Scope
 from registry.db import builds as build_rows
 from registry.db import bundles as rows
+from registry.db import hot
 from registry.db import tags as tag_rows
 from registry.db.models import BundleRow
-from registry.services.builds import get_profile, view_of
+from registry.services import guards as guard_index
+from registry.services.builds import view_of
 from registry.services.bundles import bundle_not_found
 from registry.services.paging import cursor_of, limit_of, parse_cursor
+from registry.services.profiles import get_profile
 from registry.services.tags import withdrawn
 from registry.services.tokens import Principal
 
@@ -54,7 +57,7 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, ses
         usable = {BundleState.LIVE, BundleState.PENDING}
         found = tuple(
             bundle
-            for bundle in rows.resolve_pinned(namespace, name, digests, session=session)
+            for bundle in hot.resolve_pinned(namespace, name, digests, session=session)
             if _may_resolve(bundle, namespace, by=by, session=session)
         )
         missing = bundle_not_found(digests[0])
@@ -64,7 +67,7 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, ses
         if not by.may(Scope.READ, namespace):
             raise missing
         usable = {BundleState.LIVE}
-        found = rows.resolve_tag(namespace, name, tag, session=session)
+        found = hot.resolve_tag(namespace, name, tag, session=session)
     live = tuple(_manifest_of(bundle) for bundle in found if bundle.state in usable and bundle.damage is None)
     if live:
         return ResolveReply(bundles=live)
@@ -82,7 +85,7 @@ def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, session: S
     Raises BundleNotFound, BundleWithdrawn, StorageUnavailable for damaged ones, and BlobNotFound for a digest that the
     bundle does not name.
     """
-    listed = rows.blobs_of(digest, session)
+    listed = hot.blobs_of(digest, session)
     if listed is None:
         raise bundle_not_found(digest)
     if not _reads(listed.state, digest, listed.namespace, by=by, session=session):
@@ -118,7 +121,7 @@ def find(request: FindRequest, *, by: Principal, session: Session) -> FindReply:
         asked.append((spec, factors, key_of(factors)))
     readable = [_asked(spec, key) for spec, _, key in asked if by.sees(spec.namespace)]
     newest = rows.newest_live(readable, session)
-    bundles = {found.digest: _manifest_of(found) for found in rows.resolve_digests(set(newest.values()), session)}
+    bundles = {found.digest: _manifest_of(found) for found in hot.resolve_digests(set(newest.values()), session)}
     live = build_rows.live_builds([one for one in readable if one not in newest], session)
     targets = []
     for spec, factors, key in asked:
@@ -154,12 +157,15 @@ def search(
     text: str | None = None,
     tag: Tag | None = None,
     route: Route | None = None,
+    guards: Sequence[str] = (),
     after: str | None = None,
     limit: int | None = None,
     by: Principal,
     session: Session,
 ) -> BundleListing:
-    """The bundles that `by` may read and that match everything given, newest first. `text`: a part of the name."""
+    """The bundles that `by` may read and that match everything given, newest first. `text`: a part of the name;
+    `guards`: KIND or KIND=VALUE, each put by one of its artifacts.
+    """
     size = limit_of(limit)
     found = rows.search_bundles(
         session,
@@ -175,6 +181,7 @@ def search(
         text=text,
         tag=tag,
         route=route,
+        guards=guard_index.parse(guards),
         namespaces=by.namespaces,
         after=parse_cursor(after) if after is not None else None,
         limit=size + 1,
@@ -241,7 +248,7 @@ def _asked(spec: Spec, key: BuildKey) -> build_rows.Asked:
     return spec.namespace, spec.name, key
 
 
-def _manifest_of(found: rows.Resolved) -> SignedManifest:
+def _manifest_of(found: hot.Resolved) -> SignedManifest:
     return SignedManifest(
         digest=found.digest,
         manifest=found.manifest.decode(),
@@ -250,7 +257,7 @@ def _manifest_of(found: rows.Resolved) -> SignedManifest:
     )
 
 
-def _may_resolve(found: rows.Resolved, namespace: Namespace, *, by: Principal, session: Session) -> bool:
+def _may_resolve(found: hot.Resolved, namespace: Namespace, *, by: Principal, session: Session) -> bool:
     return _reads(found.state, found.digest, namespace, by=by, session=session)
 
 

@@ -17,7 +17,7 @@ from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
 from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.recipe import Route
-from aot.schema.spec import Spec
+from aot.schema.spec import CommandSource, Spec
 from aot.select import REQUIRED_GUARDS
 
 MOST_OF_KERNEL = 1 << 40  # bytes or registers; what is larger no index holds
@@ -76,13 +76,27 @@ def require_answer(manifest: Manifest, *, spec: Spec, factors: tuple[Factor, ...
 
 
 def require_same_artifacts(manifest: Manifest, pushed: Manifest) -> None:
-    """Raises InvalidInput unless only the proof differs: nobody swaps the code while proving it."""
-    before, after = ([_unproven(artifact) for artifact in one.artifacts] for one in (pushed, manifest))
-    if before != after or manifest.fingerprint != pushed.fingerprint:
+    """Raises InvalidInput unless only the proof differs: nobody swaps the code while proving it.
+
+    Captured caches are proven by making them once more: what a worker's own compiler wrote takes the place of bytes
+    that nobody can judge.
+    """
+    if isinstance(pushed.spec.source, CommandSource):
+        return
+    if not is_same_code(manifest, pushed):
         raise InvalidInput(
             "the proven bundle has other artifacts than the pushed one",
             hint="prove the pushed bundle as it is; only speeds, canaries, reports and provenance may differ",
         )
+
+
+def is_same_code(manifest: Manifest, other: Manifest) -> bool:
+    """True where two manifests list the same artifacts of the same program.
+
+    Who built them, when, from which commit and how they were proven may differ: none of it is in the code.
+    """
+    mine, others = ([_unproven(artifact) for artifact in one.artifacts] for one in (manifest, other))
+    return mine == others and manifest.fingerprint == other.fingerprint
 
 
 def require_proven(manifest: Manifest) -> None:

@@ -2,25 +2,36 @@
 
 Rows are written first, their record after the commit; `recorded_at` is None in between, so whatever a crash or a store
 that is away leaves out is written by the sweeper. A record holds what cannot be read from the manifest: envelope, state
-and times. Pushed bundles have none before they are proven.
+and times. Pushed bundles have none before they are proven. A record whose bundle has expired is removed after the
+commit, too, and what is left out is on a list (`forget_due`).
+
+Records are signed by the registry (DSSE, as a bundle's statement is, under types of their own): whoever can write to
+the bucket can neither bring back what was withdrawn nor move a tag by his own word. He can still destroy records, and
+put back an older one that was signed once: a bucket that keeps versions, or locks its objects, is the answer to that.
 """
 
 from datetime import datetime
+from typing import TypeVar
 
 import structlog
 
-from aot.errors import AotError
-from aot.schema.codec import Document, always, encode
+from aot.errors import AotError, MalformedDocument, SignatureRejected
+from aot.schema.codec import Document, always, decode, encode
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope
 from aot.schema.names import Name, Namespace, Tag
 from aot.schema.state import BundleState
+from aot.trust import TrustedKeys, seal, unseal
 from registry.db import records as rows
+from registry.db.bundles import find_bundle
 from registry.db.models import BundleRow, TagRow
 from registry.deps import Deps
+from registry.services.one_by_one import one_by_one
 
 RECORD_FORMAT = 1
 BUNDLES, TAGS = "bundles/", "tags/"
+BUNDLE_KIND = "application/vnd.aot-registry.bundle-record+json"
+TAG_KIND = "application/vnd.aot-registry.tag-record+json"
 MOST_A_PASS = 200
 log = structlog.get_logger()
 
@@ -47,6 +58,9 @@ class TagRecord(Document, kw_only=True):
     moved_at: datetime
 
 
+Record = TypeVar("Record", BundleRecord, TagRecord)
+
+
 def write_due(deps: Deps, *, bundle: Digest | None = None) -> int:
     """Write what is not recorded yet, of `bundle` alone where one is given; return how many records that were.
 
@@ -55,15 +69,19 @@ def write_due(deps: Deps, *, bundle: Digest | None = None) -> int:
     with deps.sessions.reading() as session:
         bundles = rows.unrecorded_bundles(session, bundle=bundle, limit=MOST_A_PASS)
         tags = rows.unrecorded_tags(session, bundle=bundle, limit=MOST_A_PASS)
-    for row in bundles:
-        deps.records.put(bundle_name(row.digest), encode(_bundle_record(row)))
+    one_by_one((*bundles, *tags), lambda row: _write(row, deps))
+    return len(bundles) + len(tags)
+
+
+def _write(row: BundleRow | TagRow, deps: Deps) -> None:
+    if isinstance(row, BundleRow):
+        deps.records.put(bundle_name(row.digest), _sealed(bundle_record(row), BUNDLE_KIND, deps))
         with deps.sessions.transaction() as session:
             rows.mark_bundle_recorded(row, now=deps.clock(), session=session)
-    for tag in tags:
-        deps.records.put(tag_name(tag), encode(_tag_record(tag)))
+    else:
+        deps.records.put(tag_name(row), _sealed(tag_record(row), TAG_KIND, deps))
         with deps.sessions.transaction() as session:
-            rows.mark_tag_recorded(tag, now=deps.clock(), session=session)
-    return len(bundles) + len(tags)
+            rows.mark_tag_recorded(row, now=deps.clock(), session=session)
 
 
 def write_soon(deps: Deps, bundle: Digest) -> None:
@@ -74,9 +92,34 @@ def write_soon(deps: Deps, bundle: Digest) -> None:
         log.warning("record-not-written", bundle=bundle, code=error.code, reason=error.message)
 
 
-def forget(bundle: Digest, deps: Deps) -> None:
-    """Remove the record of a bundle whose rows are gone. Raises StorageUnavailable."""
-    deps.records.delete(bundle_name(bundle))
+def forget_due(deps: Deps) -> int:
+    """Remove the records of bundles whose rows are gone; return how many.
+
+    Raises StorageUnavailable; what is left is due at the next call.
+    """
+    with deps.sessions.reading() as session:
+        due = rows.forgotten_bundles(session, limit=MOST_A_PASS)
+    for bundle in due:
+        deps.records.delete(bundle_name(bundle))
+        with deps.sessions.transaction() as session:
+            rows.end_forgetting(bundle, session=session)
+            # Published again meanwhile: the record that was removed may have been its new one.
+            if find_bundle(bundle, session) is not None:
+                rows.forget_bundle_recorded(bundle, session=session)
+    return len(due)
+
+
+def read_bundle(content: bytes, *, keys: TrustedKeys, unsigned: bool = False) -> BundleRecord:
+    """Return the record. `unsigned`: also one of before they were signed.
+
+    Raises MalformedDocument and SignatureRejected.
+    """
+    return _opened(content, BundleRecord, BUNDLE_KIND, keys=keys, unsigned=unsigned)
+
+
+def read_tag(content: bytes, *, keys: TrustedKeys, unsigned: bool = False) -> TagRecord:
+    """The same of a tag."""
+    return _opened(content, TagRecord, TAG_KIND, keys=keys, unsigned=unsigned)
 
 
 def bundle_name(digest: Digest) -> str:
@@ -87,7 +130,26 @@ def tag_name(row: TagRow) -> str:
     return f"{TAGS}{row.namespace}/{row.name}/{row.tag}/{row.profile}.json"
 
 
-def _bundle_record(row: BundleRow) -> BundleRecord:
+def _sealed(record: BundleRecord | TagRecord, kind: str, deps: Deps) -> bytes:
+    return encode(seal(encode(record), kind, *deps.signing_keys))
+
+
+def _opened(content: bytes, record: type[Record], kind: str, *, keys: TrustedKeys, unsigned: bool) -> Record:
+    try:
+        envelope = decode(content, Envelope, what="record")
+    except MalformedDocument:
+        bare = decode(content, record, what="record")
+        if unsigned:
+            return bare
+        raise SignatureRejected(
+            "the record is not signed: its state, or where its tag stands, could be anybody's word",
+            hint="it was written before records were signed; where nobody else could write to the bucket: --unsigned",
+        ) from None
+    return decode(unseal(envelope, keys, kind=kind), record, what="record")
+
+
+def bundle_record(row: BundleRow) -> BundleRecord:
+    """What the record of this row says."""
     assert row.envelope is not None, "only signed bundles are recorded"
     return BundleRecord(
         manifest=row.manifest.decode(),
@@ -101,7 +163,8 @@ def _bundle_record(row: BundleRow) -> BundleRecord:
     )
 
 
-def _tag_record(row: TagRow) -> TagRecord:
+def tag_record(row: TagRow) -> TagRecord:
+    """The same of a tag."""
     return TagRecord(
         namespace=row.namespace,
         name=row.name,

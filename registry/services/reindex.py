@@ -1,19 +1,24 @@
 """Reindex: make SQL again from the records and blobs of the object store. Adds what is absent, changes nothing else.
 
 The manifest is the truth (design.md, section 4): bundles with their envelopes and states, tags, profiles, and which
-namespace holds which blobs all come back. A record counts only with a signature of a trusted key, so that whoever can
-write to the bucket cannot make a bundle. What lives in SQL alone is lost: builds with their logs, bundles that were
-pushed and not proven yet, receipts, and tokens, which an operator makes again. Workers register by themselves.
+namespace holds which blobs all come back. Believed is what a trusted key signed, and nothing else of the bucket:
+
+    the manifest       by the statement that pods verify too
+    state, times, tag  by the record around them (`registry.services.records`)
+    bytes              by their size here, by their digest at the next `fsck` and in every pod
+
+So whoever can write to the bucket can make no bundle, bring none back, and move no tag. What is left out is named, with
+the reason. What lives in SQL alone is lost: builds with their logs, bundles that were pushed and not proven yet,
+receipts, and tokens, which an operator makes again. Workers register by themselves.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy.orm import Session
 
-from aot.errors import AotError
-from aot.schema.codec import decode
+from aot.errors import AotError, MalformedDocument, Unavailable
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
@@ -23,8 +28,9 @@ from registry.db import bundles as bundle_rows
 from registry.db import fleet as fleet_rows
 from registry.db import tags as tag_rows
 from registry.db.models import BlobRow
+from registry.db.records import RECORDED_STATES
 from registry.deps import Deps
-from registry.services import blobs, bundles, damage, proof
+from registry.services import blobs, bundles, damage, proof, records
 from registry.services.proof import Received
 from registry.services.records import BUNDLES, TAGS, BundleRecord, TagRecord
 
@@ -41,60 +47,97 @@ class Reindexed:
     refused: Mapping[str, str]
 
 
-def reindex(deps: Deps, *, trusted: TrustedKeys) -> Reindexed:
+def reindex(deps: Deps, *, trusted: TrustedKeys, unsigned: bool = False) -> Reindexed:
     """One pass; sent again it adds nothing. `trusted`: keys that signed and whose files are not here any more.
 
-    Raises StorageUnavailable; what was added stays, and the next pass goes on.
+    `unsigned` believes records of before they were signed, too. Raises StorageUnavailable; what was added stays, and
+    the next pass goes on.
     """
     keys = trusted | TrustedKeys.of(str(key.public) for key in deps.signing_keys)
-    added: list[Digest] = []
-    damaged: list[Digest] = []
-    refused: dict[str, str] = {}
+    reading = _Reading(deps, keys, unsigned)
     for name in deps.records.list(BUNDLES):
-        try:
-            record, received = _read_bundle(name, deps, keys=keys)
-        except AotError as error:
-            refused[name] = error.message
-            continue
-        complete = _add_bundle(record, received, deps)
-        if complete is not None:
-            added.append(received.digest)
-        if complete is False:
-            damaged.append(received.digest)
-    tags = []
+        reading.bundle(name)
+    # After all bundles: a tag stands for one of them.
     for name in deps.records.list(TAGS):
-        try:
-            tag = decode(deps.records.find(name) or b"", TagRecord, what="record of a tag")
-        except AotError as error:
-            refused[name] = error.message
-            continue
-        with deps.sessions.transaction() as session:
-            if reason := _add_tag(tag, session):
-                refused[name] = reason
-            elif reason is None:
-                tags.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
-    log.info("reindexed", bundles=len(added), tags=len(tags), damaged=len(damaged), refused=refused)
-    return Reindexed(tuple(added), tuple(tags), tuple(damaged), refused)
-
-
-def _read_bundle(name: str, deps: Deps, *, keys: TrustedKeys) -> tuple[BundleRecord, Received]:
-    """Raises MalformedDocument and SignatureRejected."""
-    record = decode(deps.records.find(name) or b"", BundleRecord, what="record of a bundle")
-    received = proof.read(record.manifest)
-    manifest = received.manifest
-    verify(
-        record.envelope,
-        keys,
-        manifest=received.digest,
-        namespace=manifest.namespace,
-        name=manifest.name,
-        build_key=manifest.build_key,
+        reading.tag(name)
+    log.info(
+        "reindexed",
+        bundles=len(reading.bundles),
+        tags=len(reading.tags),
+        damaged=len(reading.damaged),
+        refused=reading.refused,
     )
-    return record, received
+    return Reindexed(tuple(reading.bundles), tuple(reading.tags), tuple(reading.damaged), reading.refused)
 
 
-def _add_bundle(record: BundleRecord, received: Received, deps: Deps) -> bool | None:
-    """None where it is there already; else whether all of its bytes are."""
+@dataclass
+class _Reading:
+    deps: Deps
+    keys: TrustedKeys
+    unsigned: bool
+    bundles: list[Digest] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    damaged: list[Digest] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def bundle(self, name: str) -> None:
+        try:
+            record, received = self._read_bundle(name)
+        except Unavailable:
+            raise
+        except AotError as error:
+            self.refused[name] = _why(error)
+            return
+        complete = _add_bundle(record, received, self.deps, rewrite=self.unsigned)
+        if complete is not None:
+            self.bundles.append(received.digest)
+        if complete is False:
+            self.damaged.append(received.digest)
+
+    def tag(self, name: str) -> None:
+        try:
+            tag = records.read_tag(self._content(name), keys=self.keys, unsigned=self.unsigned)
+        except Unavailable:
+            raise
+        except AotError as error:
+            self.refused[name] = _why(error)
+            return
+        with self.deps.sessions.transaction() as session:
+            reason = _add_tag(tag, session, rewrite=self.unsigned)
+        if reason is None:
+            self.tags.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
+        elif reason:
+            self.refused[name] = reason
+
+    def _read_bundle(self, name: str) -> tuple[BundleRecord, Received]:
+        """Raises MalformedDocument and SignatureRejected, for a state that is none of a signed bundle too."""
+        record = records.read_bundle(self._content(name), keys=self.keys, unsigned=self.unsigned)
+        received = proof.read(record.manifest)
+        manifest = received.manifest
+        verify(
+            record.envelope,
+            self.keys,
+            manifest=received.digest,
+            namespace=manifest.namespace,
+            name=manifest.name,
+            build_key=manifest.build_key,
+        )
+        if record.state not in RECORDED_STATES:
+            raise MalformedDocument(
+                f"the record says that the bundle is {record.state}", hint="only live and withdrawn ones have records"
+            )
+        return record, received
+
+    def _content(self, name: str) -> bytes:
+        return self.deps.records.find(name) or b""
+
+
+def _why(error: AotError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite: bool) -> bool | None:
+    """None where it is there already; else whether all of its bytes are. `rewrite`: its record is to be signed."""
     with deps.sessions.reading() as session:
         if bundle_rows.find_bundle(received.digest, session) is not None:
             return None
@@ -104,17 +147,20 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps) -> bool | 
         now = record.created_at
         blob_rows.ensure_namespace(manifest.namespace, now=now, session=session)
         fleet_rows.insert_profile(manifest.profile, now=now, session=session)
+        # What was condemned lives again; what is being deleted is not there any more.
+        going = set(blob_rows.hold_blobs((blob.digest for blob in manifest.blobs), session=session))
         sources = [blob for blob in manifest.spec.blobs if arrived.sizes.get(blob.digest) == blob.size_bytes]
         missing = [
             blob.digest
             for blob in blobs.distinct((*manifest.blobs, *sources))
-            if not _add_blob(blob, received, arrived=arrived, deps=deps, session=session)
+            if blob.digest in going or not _add_blob(blob, received, arrived=arrived, deps=deps, session=session)
         ]
         row = bundles.insert(received, state=record.state, envelope=record.envelope, now=now, session=session)
         row.published_at, row.withdrawn_at = record.published_at, record.withdrawn_at
         row.withdrawn_reason, row.replacement = record.withdrawn_reason, record.replacement
         # Its last use is not known: it counts from here, lest everything expire at once.
-        row.used_at = row.recorded_at = deps.clock()
+        row.used_at = deps.clock()
+        row.recorded_at = None if rewrite else row.used_at
         row.damage = damage.of_missing(missing)
     return not missing
 
@@ -132,7 +178,7 @@ def _add_blob(blob: Blob, received: Received, *, arrived: blobs.Arrived, deps: D
     return stored
 
 
-def _add_tag(tag: TagRecord, session: Session) -> str | None:
+def _add_tag(tag: TagRecord, session: Session, *, rewrite: bool) -> str | None:
     """None where it was added, an empty string where it is there already, else why not."""
     bundle = bundle_rows.find_bundle(tag.bundle, session)
     if bundle is None or bundle.state not in (BundleState.LIVE, BundleState.WITHDRAWN):
@@ -143,6 +189,6 @@ def _add_tag(tag: TagRecord, session: Session) -> str | None:
     if not tag_rows.insert_tag(place, tag.bundle, now=tag.moved_at, session=session):
         return ""
     row = tag_rows.find_tag(place, session)
-    if row is not None:
+    if row is not None and not rewrite:
         row.recorded_at = tag.moved_at
     return None

@@ -1,7 +1,8 @@
 """Retention: what nobody needs any more goes, bundles first, then their bytes.
 
     bundle   tagged: stays. Untagged: goes AOT_KEEP_SECONDS after its last use, withdrawn or rejected
-             AOT_KEEP_OUT_SECONDS after that
+             AOT_KEEP_OUT_SECONDS after that; pushed and not proven: rejected after AOT_KEEP_PENDING_SECONDS
+    upload   in parts, begun and last asked for before the grace period: given up, its parts removed
     blob     named by no bundle, by no live build and lately opened by no upload: condemned
              condemned for the grace period: deleting, then deleted from the store, then forgotten
 
@@ -19,9 +20,11 @@ import structlog
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
+from registry.db import records as record_rows
 from registry.db import retention as rows
+from registry.db import retention_plan as plan_rows
 from registry.deps import Deps
-from registry.services import records
+from registry.services import abandoned, records, unproven
 
 AT_ONCE = 200
 DELETE_AT_ONCE = 50
@@ -40,10 +43,8 @@ class Retained:
     condemned_bytes: int = 0
     deleted: tuple[Digest, ...] = ()
     freed_bytes: int = 0
-
-
-class _Undo(Exception):
-    """Ends a dry run's transaction."""
+    rejected: tuple[Digest, ...] = ()  # pushed, and proven by nobody in their time; they go later
+    given_up: int = 0  # uploads in parts that nobody went on with
 
 
 @dataclass
@@ -61,6 +62,7 @@ class _Pass:
         if digests:
             session.expunge_all()
             rows.delete_bundles(digests, session)
+            record_rows.begin_forgetting(digests, session=session)
         self.done = replace(self.done, bundles=self.done.bundles + digests)
         return bool(digests)
 
@@ -71,9 +73,8 @@ class _Pass:
         last = rows.last_candidate(session, opened_before=opened_before, after=after, limit=AT_ONCE)
         if last is None:
             return None
-        needed = {blob.digest for spec in rows.specs_of_live_builds(session) for blob in spec.blobs}
         found = rows.hold_unneeded_blobs(
-            session, opened_before=opened_before, needed=needed, after=after, limit=AT_ONCE
+            session, opened_before=opened_before, needed=_needed(session), after=after, limit=AT_ONCE
         )
         rows.condemn([row.digest for row in found], now=now, session=session)
         self.done = replace(
@@ -90,11 +91,10 @@ def retain(deps: Deps) -> Retained:
     going = _Pass(deps)
     more = True
     while more:
-        seen = len(going.done.bundles)
         with deps.sessions.transaction() as session:
             more = going.expire(session)
-        for bundle in going.done.bundles[seen:]:
-            records.forget(bundle, deps)
+    while records.forget_due(deps):
+        pass
     after: Digest | None = None
     while True:
         with deps.sessions.transaction() as session:
@@ -102,32 +102,41 @@ def retain(deps: Deps) -> Retained:
         if after is None:
             break
     deleted, freed = _delete_condemned(deps)
-    done = replace(going.done, deleted=deleted, freed_bytes=freed)
+    given_up = abandoned.give_up_abandoned(deps)
+    # Last, as in `plan`: what its build was to read is kept until the next pass.
+    rejected = unproven.reject_unproven(deps)
+    done = replace(going.done, deleted=deleted, freed_bytes=freed, rejected=rejected, given_up=given_up)
     if done != Retained():
-        log.info("retained", bundles=done.bundles, condemned=len(done.condemned), freed_bytes=freed)
+        counts = {"condemned": len(done.condemned), "freed_bytes": freed}
+        log.info("retained", bundles=done.bundles, rejected=rejected, **counts)
     return done
 
 
 def plan(deps: Deps) -> Retained:
-    """What `retain` would do now: it is done, counted, and rolled back. Nothing changes."""
-    going = _Pass(deps)
-    found: Retained = going.done
-    try:
-        with deps.sessions.transaction() as session:
-            while going.expire(session):
-                pass
-            after: Digest | None = None
-            while (after := going.condemn(session, after=after)) is not None:
-                pass
-            due = rows.hold_condemned(session, **_bounds(deps), limit=1_000_000)
-            found = replace(
-                going.done,
-                deleted=tuple(row.digest for row in due),
-                freed_bytes=sum(row.size_bytes for row in due if row.stored_at),
-            )
-            raise _Undo
-    except _Undo:
-        return found
+    """What `retain` would do now. Only reads, so nobody waits for it and it waits for nobody."""
+    now, settings = deps.clock(), deps.settings
+    expired = rows.expired(unused_since=now - settings.keep, out_since=now - settings.keep_out)
+    named = plan_rows.named_by_others(expired)
+    given_up, rejected = len(abandoned.abandoned_uploads(deps)), unproven.find_unproven(deps)
+    with deps.sessions.reading() as session:
+        condemned = plan_rows.unneeded_blobs(
+            session, opened_before=now - settings.grace_of_blobs, needed=_needed(session), named=named
+        )
+        due = plan_rows.due_blobs(session, **_bounds(deps), named=named)
+        return Retained(
+            bundles=tuple(plan_rows.expired_bundles(session, expired=expired)),
+            condemned=tuple(row.digest for row in condemned),
+            condemned_bytes=sum(row.size_bytes for row in condemned if row.stored_at),
+            deleted=tuple(row.digest for row in due),
+            freed_bytes=sum(row.size_bytes for row in due if row.stored_at),
+            rejected=rejected,
+            given_up=given_up,
+        )
+
+
+def _needed(session: Session) -> set[Digest]:
+    """What the builds that wait or run will read."""
+    return {blob.digest for spec in rows.specs_of_live_builds(session) for blob in spec.blobs}
 
 
 def _bounds(deps: Deps) -> dict[str, object]:

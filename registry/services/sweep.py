@@ -4,29 +4,43 @@ Leases that ran out put their build back into the queue, or end it after too man
 get another ticket, since a message may be lost; waiting builds say why; uploads are hashed where the store does not.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Any
 
 import structlog
+from sqlalchemy.orm import Session
 
 from aot.errors import AotError, BackendFailed
 from aot.keys import queue_for
 from aot.schema.digest import Digest
+from aot.schema.names import Name
+from aot.schema.profile import Profile
+from aot.schema.spec import Blob
 from aot.schema.state import BuildEvent
 from aot.schema.wire.builds import Ticket
 from aot.schema.wire.errors import ErrorBody
 from registry.db import blobs as blob_rows
 from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
+from registry.db import queue
 from registry.db import tokens as token_rows
 from registry.db.models import BuildRow
-from registry.deps import Deps
+from registry.deps import BEGINNING, Deps
 from registry.services import blobs, damage, records, waiting
 from registry.services.builds import reject_pushed
-from registry.services.claims import WAITING_AGAIN
+from registry.services.claims import WAITING_AGAIN, keep_lines
+from registry.services.one_by_one import one_by_one
+from registry.storage.parts import TakesParts
 
 HASH_UPLOADS_FOR = timedelta(days=1)
 MOST_HASHED = 200
+# Leases are looked at between two passes: a pass must not take as long as one.
+HASH_SECONDS = 60.0
+MOST_EXPLAINED = 500
 KEEP_TOKENS = timedelta(days=1)
 log = structlog.get_logger()
 
@@ -45,17 +59,23 @@ class Swept:
 
 
 def sweep(deps: Deps) -> Swept:
-    """One pass over everything that time changes. Raises StorageUnavailable."""
-    expired, exhausted = expire_leases(deps)
-    resent = resend_tickets(deps)
-    hashed = hash_uploads(deps)
-    healed = damage.heal(deps)
-    recorded = records.write_due(deps)
-    with deps.sessions.transaction() as session:
-        tokens = token_rows.delete_expired(session, before=deps.clock() - KEEP_TOKENS)
-    swept = Swept(expired, exhausted, resent, hashed, tokens, healed, recorded)
-    if swept != Swept():
-        log.info("swept", expired=expired, exhausted=exhausted, resent=resent, hashed=hashed, tokens=tokens)
+    """One pass over everything that time changes.
+
+    A step that fails keeps none of the others from its turn. Raises the first StorageUnavailable after the last.
+    """
+    done: dict[str, Any] = {}
+
+    def take(step: tuple[str, Callable[[Deps], Any]]) -> None:
+        done[step[0]] = step[1](deps)
+
+    try:
+        one_by_one(STEPS, take, most_failures=len(STEPS))
+    finally:
+        expired, exhausted = done.pop("leases", ((), ()))
+        swept = Swept(expired, exhausted, **{name: count for name, count in done.items() if name != "explained"})
+        if swept != Swept():
+            told = {"resent": swept.resent, "hashed": swept.hashed, "tokens": swept.tokens}
+            log.info("swept", expired=expired, exhausted=exhausted, **told)
     return swept
 
 
@@ -76,6 +96,8 @@ def expire_leases(deps: Deps) -> tuple[tuple[str, ...], tuple[str, ...]]:
                     "sent_at": now - timedelta(days=1),
                 }
                 if rows.advance_build(row, BuildEvent.EXPIRE, session=session, also=same, **changes):
+                    # The log keeps the reason of every attempt; the row, that of the last.
+                    keep_lines(row.id, (f"attempt {row.attempt}: {text}",), now=now, session=session)
                     expired.append(row.id)
             else:
                 error = ErrorBody.of(
@@ -92,42 +114,102 @@ def expire_leases(deps: Deps) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(expired), tuple(exhausted)
 
 
-def resend_tickets(deps: Deps) -> tuple[str, ...]:
-    """Say of every queued build why it waits, and send tickets that nobody has followed for a while.
+def explain_waiting(deps: Deps) -> int:
+    """Say of queued builds why they wait; return of how many that has changed.
 
-    Tickets leave after the commit. One that cannot be sent is due again after the same while.
+    A pass looks at MOST_EXPLAINED and the next one goes on after them, so that a long queue does not keep writers out.
+    """
+    now = deps.clock()
+    with deps.sessions.reading() as session:
+        found = queue.queued_after(deps.explained.after, session, limit=MOST_EXPLAINED)
+        live = fleet_rows.live_profiles(session, seen_since=now - deps.settings.worker_lives)
+        profiles = {name: fleet_rows.find_profile(name, session) for name in {row.profile for row in found}}
+    deps.explained.after = (found[-1].profile, found[-1].id) if len(found) == MOST_EXPLAINED else BEGINNING
+    changed = []
+    for row in found:
+        profile = profiles[row.profile]
+        assert profile is not None, "a build's profile is never removed"
+        reason = waiting.reason(row.spec, factors=row.factors, profile=profile, live=profile.name in live)
+        if reason != row.waiting:
+            changed.append((row, reason))
+    if not changed:
+        return 0
+    with deps.sessions.transaction() as session:
+        return sum(queue.say_waiting(row, reason, session) for row, reason in changed)
+
+
+def resend_tickets(deps: Deps) -> tuple[str, ...]:
+    """Send tickets that nobody has followed for a while: one for every worker that has nothing to do.
+
+    A ticket wakes a worker, which then claims what is best; more tickets than idle workers would only pile up in the
+    broker while builds take their hours. Tickets leave after the commit; one that cannot be sent is due again after
+    the same while.
     """
     now, due = deps.clock(), []
+    before = now - deps.settings.resend_after
     with deps.sessions.transaction() as session:
-        live = fleet_rows.live_profiles(session, seen_since=now - deps.settings.worker_lives)
-        for row, profile_row in rows.queued_builds(session):
-            profile = profile_row.profile
-            reason = waiting.reason(row.spec, factors=row.factors, profile=profile, live=profile.name in live)
-            if reason != row.waiting:
-                rows.update_build(row, session=session, waiting=reason)
-            # Of two sweepers that read the same time, one moves it on.
-            is_due = row.sent_at <= now - deps.settings.resend_after and profile.name in live
-            if is_due and rows.update_build(row, session=session, also=BuildRow.sent_at == row.sent_at, sent_at=now):
-                due.append((queue_for(profile), row.id))
-    for queue, build in due:
+        for profile, idle in _idle_workers(deps, session):
+            for row in queue.due_tickets(profile.name, session, sent_before=before, limit=idle):
+                # Of two sweepers that read the same time, one moves it on.
+                if rows.update_build(row, session=session, also=BuildRow.sent_at == row.sent_at, sent_at=now):
+                    due.append((queue_for(profile), row.id))
+    for name, build in due:
         try:
-            deps.queue.send(queue, Ticket(build=build))
+            deps.queue.send(name, Ticket(build=build))
         except AotError as error:
-            log.warning("ticket-not-sent", build=build, queue=queue, code=error.code, reason=error.message)
+            log.warning("ticket-not-sent", build=build, queue=name, code=error.code, reason=error.message)
     return tuple(build for _, build in due)
 
 
+def _idle_workers(deps: Deps, session: Session) -> tuple[tuple[Profile, int], ...]:
+    """How many live workers without a build each profile has; profiles without one are absent."""
+    busy = queue.busy_workers(session)
+    idle: dict[Name, int] = {}
+    for profile, worker in fleet_rows.live_workers(session, seen_since=deps.clock() - deps.settings.worker_lives):
+        if worker not in busy:
+            idle[profile] = idle.get(profile, 0) + 1
+    found = {name: fleet_rows.find_profile(name, session) for name in sorted(idle)}
+    return tuple((profile, idle[name]) for name, profile in found.items() if profile is not None)
+
+
 def hash_uploads(deps: Deps) -> int:
-    """Hash what has arrived in a store that does not compare digests itself; return how many blobs are stored now."""
+    """Hash what has arrived and no store has compared: blobs in parts, and all where the store does not do it.
+
+    Returns how many blobs are stored now. What is not hashed after HASH_SECONDS is the next pass's.
+    """
+    smallest = -1
     if deps.store.enforces_checksum:
-        return 0
+        if not isinstance(deps.store, TakesParts):
+            return 0
+        smallest = deps.store.largest_put_bytes
     now: datetime = deps.clock()
     with deps.sessions.reading() as session:
-        pending = blob_rows.pending_blobs(session, opened_since=now - HASH_UPLOADS_FOR, limit=MOST_HASHED)
-    hashed = 0
-    for blob in pending:
-        found = blobs.hash_stored(blob, deps.store)
-        if found is not None:
-            with deps.sessions.transaction() as session:
-                hashed += blob_rows.mark_stored(found, now=now, session=session)
-    return hashed
+        pending = blob_rows.pending_blobs(
+            session, opened_since=now - HASH_UPLOADS_FOR, limit=MOST_HASHED, over_bytes=smallest
+        )
+    until = time.monotonic() + HASH_SECONDS
+    settled: list[bool] = []
+
+    def settle(blob: Blob) -> None:
+        settled.append(blobs.settle_upload(blob, store=deps.store, sessions=deps.sessions, clock=deps.clock))
+
+    one_by_one(takewhile(lambda _: time.monotonic() <= until, pending), settle)
+    return sum(settled)
+
+
+def delete_tokens(deps: Deps) -> int:
+    """Remove tokens that expired a while ago; return how many."""
+    with deps.sessions.transaction() as session:
+        return token_rows.delete_expired(session, before=deps.clock() - KEEP_TOKENS)
+
+
+# Named as in `Swept`; leases give two of its fields.
+STEPS: tuple[tuple[str, Callable[[Deps], Any]], ...] = (
+    ("leases", expire_leases),
+    ("explained", explain_waiting),
+    ("resent", resend_tickets),
+    ("hashed", hash_uploads),
+    ("healed", damage.heal),
+    ("recorded", records.write_due),
+    ("tokens", delete_tokens),
+)

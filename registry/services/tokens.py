@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from aot.errors import Forbidden, InvalidInput, Unauthenticated
 from aot.schema.names import Namespace
 from aot.schema.wire.workers import Scope, TokenReply, TokenRequest
+from registry.db import hot
 from registry.db import tokens as rows
 from registry.db.models import TokenRow
 
@@ -51,6 +52,10 @@ class Principal:
             )
 
 
+PROBE = Principal("this process's health check", frozenset())
+"""Any valid token may ask whether the registry is ready, and this one may do no more."""
+
+
 def issue(
     label: str,
     *,
@@ -78,10 +83,21 @@ def issue(
     return secret
 
 
+def give(secret: str, label: str, *, scopes: tuple[Scope, ...], now: datetime, session: Session) -> None:
+    """Make true that `secret`, which was chosen elsewhere, is the one token of this label; one given before it ends."""
+    digest = _hash(secret)
+    rows.delete_labelled(label, session, but=digest)
+    row = rows.find_token(digest, session)
+    if row is None:
+        row = TokenRow(hash=digest, created_at=now)
+    row.label, row.scopes, row.namespaces, row.expires_at = label, scopes, (), None
+    rows.add_token(row, session)
+
+
 def authenticate(secret: str, *, now: datetime, session: Session) -> Principal:
     """Raises Unauthenticated for a secret that is unknown or has expired, without saying which."""
     digest = _hash(secret)
-    row = rows.find_token(digest, session)
+    row = hot.find_token(digest, session)
     # The look-up compares hashes, of which a caller learns nothing by timing; the comparison here is constant-time.
     if row is None or not hmac.compare_digest(row.hash, digest) or (row.expires_at and row.expires_at <= now):
         raise Unauthenticated("the bearer token is unknown or has expired", hint="set AOT_TOKEN to a valid token")
@@ -90,6 +106,15 @@ def authenticate(secret: str, *, now: datetime, session: Session) -> Principal:
 
 def is_known(secret: str, *, session: Session) -> bool:
     return rows.find_token(_hash(secret), session) is not None
+
+
+def has_label(label: str, *, session: Session) -> bool:
+    return rows.has_label(label, session)
+
+
+def is_probe(secret: str, own: str) -> bool:
+    """Whether `secret` is the one of this process's own health check, `own`; empty: it has none."""
+    return bool(own) and hmac.compare_digest(_hash(secret), _hash(own))
 
 
 def create(request: TokenRequest, *, by: Principal, now: datetime, session: Session) -> TokenReply:

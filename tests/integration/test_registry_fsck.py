@@ -1,24 +1,26 @@
 """fsck: damage is found, taken out with its reason, and comes back with the right bytes."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from aot.errors import StorageUnavailable
+from aot.errors import BlobPending, StorageUnavailable
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope
 from aot.schema.names import Tag
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import DownloadLinksRequest
-from aot.schema.wire.bundles import FindRequest
+from aot.schema.wire.bundles import FindRequest, PublishRequest
 from aot.trust import TrustedKeys
+from registry.db import damage as damage_rows
 from registry.db.models import BlobRow, BundleRow
-from registry.services import records
+from registry.services import blobs, damage, records
 from registry.services.fsck import Checked, fsck
-from tests.builders import BYTES, a_profile, a_source, a_spec
+from tests.builders import BYTES, a_profile, a_source, a_spec, manifest_text
 from tests.integration.test_registry_process import run
-from tests.integration.test_registry_retention import a_bundle, file_of
+from tests.integration.test_registry_retention import a_built, a_bundle, a_claim, file_of
 from tests.service import Service, a_service
 
 
@@ -63,13 +65,13 @@ def source_of(service: Service) -> Digest:
     return a_source(b"source of mini").tree.digest
 
 
-@pytest.mark.parametrize("damage", ["other bytes", "cut", "longer", "missing"])
-def test_damage_takes_the_bundle_out_and_the_right_bytes_bring_it_back(service: Service, damage: str) -> None:
+@pytest.mark.parametrize("kind", ["other bytes", "cut", "longer", "missing"])
+def test_damage_takes_the_bundle_out_and_the_right_bytes_bring_it_back(service: Service, kind: str) -> None:
     bundle = a_bundle(service, tags=("prod",))
     other = a_bundle(service, "other", tags=("prod",))
     file = file_of(service, bundle)
     right = BYTES[file]
-    match damage:
+    match kind:
         case "other bytes":
             overwrite(service, file, right[::-1])
         case "cut":
@@ -140,6 +142,101 @@ def test_an_upload_by_another_namespace_heals_too(service: Service) -> None:
     assert service.sweep().healed == (bundle,)
 
 
+@pytest.mark.parametrize("moment", ["before the bytes are gone", "after"])
+def test_a_crash_between_rows_and_bytes_lets_nobody_count_on_the_wrong_ones(
+    service: Service, monkeypatch, moment: str
+) -> None:
+    """The store compares what it is sent, and is believed: wrong bytes that lie there would pass for the right ones."""
+    assert service.deps.store.enforces_checksum
+    bundle = a_bundle(service, tags=("prod",))
+    file = file_of(service, bundle)
+    overwrite(service, file, BYTES[file][::-1])
+
+    def crash(*given: object, **named: object) -> None:
+        raise StorageUnavailable("the power is out", hint="wait")
+
+    if moment == "after":
+        monkeypatch.setattr(damage_rows, "end_removal", crash)
+    else:
+        monkeypatch.setattr(type(service.deps.store), "delete", crash)
+    with pytest.raises(StorageUnavailable, match="the power is out"):
+        checked(service)
+    monkeypatch.undo()
+    with pytest.raises(StorageUnavailable, match=str(file)):
+        resolve(service)
+    for _ in range(2):
+        with pytest.raises(BlobPending):  # never "there already"
+            service.upload([blob_of(file)])
+        assert service.sweep().healed == ()  # whoever removes may still be at it
+    claim = a_claim(service, "twin")
+    text, _ = manifest_text(a_built(claim, BYTES[file]))
+    with pytest.raises(BlobPending):
+        service.call("publish", PublishRequest(manifest=text), token=claim.token, build=claim.build)
+    service.clock.advance(601)
+    service.register(a_profile())
+    assert service.sweep().healed == ()
+    assert service.deps.store.stat(file) is None
+    assert service.upload([blob_of(file)]) == [file]
+    assert service.sweep().healed == (bundle,)
+    assert resolve(service) == [bundle] and checked(service).sound
+
+
+def test_of_two_that_end_a_removal_the_second_changes_nothing(service: Service) -> None:
+    file = file_of(service, a_bundle(service))
+    first, second = service.clock(), service.clock() + timedelta(seconds=1)
+    with service.deps.sessions.transaction() as session:
+        assert damage_rows.begin_removal(file, now=first, session=session)
+        assert not damage_rows.begin_removal(file, now=second, session=session)
+        assert damage_rows.take_over_removal(file, since=first, now=second, session=session)
+        assert not damage_rows.take_over_removal(file, since=first, now=second, session=session)
+        assert not damage_rows.end_removal(file, since=first, session=session)
+        assert damage_rows.end_removal(file, since=second, session=session)
+        assert not damage_rows.end_removal(file, since=second, session=session)
+
+
+def damaged(service: Service, count: int) -> list[Digest]:
+    """That many bundles whose one file is missing; the files, by digest."""
+    files = sorted(file_of(service, a_bundle(service, f"m{number}")) for number in range(count))
+    for file in files:
+        service.deps.store.delete(file)
+    checked(service)
+    return files
+
+
+def test_a_pass_heals_a_bounded_number_and_the_next_one_goes_on(service: Service, monkeypatch) -> None:
+    monkeypatch.setattr(damage, "MOST_A_PASS", 2)
+    files = damaged(service, 5)
+    service.upload([blob_of(file) for file in files])
+    hashed: list[Digest] = []
+    right = blobs.hash_in
+    monkeypatch.setattr(blobs, "hash_in", lambda store, blob: hashed.append(blob.digest) or right(store, blob))
+    sizes = []
+    while healed := damage.heal(service.deps):
+        sizes.append((len(healed), len(hashed)))
+        hashed.clear()
+    assert sizes == [(2, 2), (2, 2), (1, 1)]
+
+
+def test_blobs_that_never_come_back_keep_nobody_from_his_turn(service: Service, monkeypatch) -> None:
+    monkeypatch.setattr(damage, "MOST_A_PASS", 2)
+    files = damaged(service, 5)
+    service.upload([blob_of(files[4])])
+    assert damage.heal(service.deps, start=files[0]) == ()
+    assert damage.heal(service.deps, start=files[2]) == ()
+    assert len(damage.heal(service.deps, start=files[4])) == 1
+    service.upload([blob_of(files[0])])
+    assert len(damage.heal(service.deps, start=files[3])) == 1  # the order goes round: 3, then 0
+    starts = {damage._anywhere() for _ in range(20)}
+    assert len(starts) == 20
+
+
+def test_a_pass_stops_hashing_after_its_time(service: Service, monkeypatch) -> None:
+    files = damaged(service, 3)
+    service.upload([blob_of(file) for file in files])
+    monkeypatch.setattr(damage, "HEAL_SECONDS", -1.0)
+    assert [len(damage.heal(service.deps)) for _ in range(4)] == [1, 1, 1, 0]
+
+
 def test_a_read_that_fails_once_condemns_nothing(service: Service, monkeypatch) -> None:
     bundle = a_bundle(service, tags=("prod",))
     right, reads = type(service.deps.store).open, []
@@ -185,6 +282,39 @@ def test_a_record_that_is_missing_is_written_again(service: Service) -> None:
     service.deps.records.delete(records.bundle_name(bundle))
     assert checked(service).rewritten_records == 1
     assert service.deps.records.find(records.bundle_name(bundle)) is not None
+
+
+def test_records_that_are_not_ours_are_written_again(service: Service) -> None:
+    bundle = a_bundle(service, tags=("prod",))
+    name, tag = records.bundle_name(bundle), "tags/default/mini/prod/cpu-v3.json"
+    right = {one: service.deps.records.find(one) for one in (name, tag)}
+    for one in right:
+        service.deps.records.put(one, b"{}")
+    assert checked(service).rewritten_records == 2
+    assert {one: service.deps.records.find(one) for one in right} == right
+    service.deps.records.delete(tag)
+    assert checked(service).rewritten_records == 1
+    assert checked(service).rewritten_records == 0
+
+
+def test_the_record_of_a_suspect_bundle_is_left_as_it_is(service: Service) -> None:
+    bundle = a_bundle(service)
+    service.deps.records.put(records.bundle_name(bundle), b"the only right account, perhaps")
+    with service.deps.sessions.transaction() as session:
+        session.get(BundleRow, bundle).envelope = None
+    found = checked(service)
+    assert set(found.suspect_bundles) == {bundle} and found.rewritten_records == 0
+
+
+def test_tags_and_bundles_are_read_page_by_page(service: Service, monkeypatch) -> None:
+    monkeypatch.setattr("registry.services.fsck.AT_ONCE", 2)
+    for number in range(5):
+        a_bundle(service, f"m{number}", tags=("prod", "v1"))
+    found = checked(service)
+    assert (found.bundles, found.blobs, found.rewritten_records) == (5, 10, 0)
+    for name in list(service.deps.records.list("tags/")):
+        service.deps.records.delete(name)
+    assert checked(service).rewritten_records == 10
 
 
 def test_the_command_ends_with_6_on_damage(service: Service, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from aot.errors import InvalidInput
 from aot.facts.kernels import read_kernels
@@ -93,7 +94,7 @@ def test_kernels_are_narrowed_by_name_capability_bundle_and_blob(service: Servic
     second = publish(service, an_artifact_with_kernels("add-sm_80.cubin"), source=a_source(b"another"), name="other")
     blob = Digest.of((GOLDEN / "add-sm_80.cubin").read_bytes())
     assert names(service, bundle=second) == ["cubin/add-sm_80.cubin"]
-    assert names(service, text="dot_") == ["cubin/dot-sm_90.cubin", "cubin/spill-sm_80.cubin"]
+    assert sorted(names(service, text="dot_")) == ["cubin/dot-sm_90.cubin", "cubin/spill-sm_80.cubin"]
     assert names(service, text="DOT%") == []
     assert names(service, capability="rocm:gfx942") == ["cubin/add-gfx942.hsaco"]
     assert names(service, capability="cuda:sm_80", text="dot") == ["cubin/spill-sm_80.cubin"]
@@ -123,6 +124,109 @@ def test_kernels_come_in_pages_the_newest_bundle_first(service: Service) -> None
         if after is None:
             break
     assert (tuple(paged), len(paged)) == (whole, 6)
+
+
+def named(*names: str) -> Artifact:
+    """An artifact with a kernel of each name."""
+    return an_artifact(
+        binaries=tuple(
+            KernelFacts(name=name, path=a_file().path, capability=Capability("cuda:sm_80"), size_bytes=1)
+            for name in names
+        )
+    )
+
+
+LONG = "cutlass_" * 40
+NAMES = ("add", "add_kernel", "Add", "a_d", "addé", "add_\U0010ffff", f"{LONG}1", f"{LONG}2", "b", "ad%")
+
+
+def found_names(service: Service, text: str) -> list[str]:
+    """Page by page, two a page."""
+    found, after = [], None
+    while True:
+        place = {"after": after} if after else {}
+        listing = service.call("list_kernels", query={"text": text, "limit": 2, **place})
+        found += [kernel.name for kernel in listing.kernels]
+        after = listing.next
+        if after is None:
+            return found
+
+
+def test_a_name_is_found_by_how_it_begins_letter_by_letter_and_in_order(service: Service) -> None:
+    publish(service, named(*NAMES))
+    publish(service, named("add"), source=a_source(b"another"))
+    assert found_names(service, "add") == ["add", "add", "add_kernel", "add_\U0010ffff", "addé"]
+    assert found_names(service, "add_") == ["add_kernel", "add_\U0010ffff"]
+    assert found_names(service, "a_") == ["a_d"]
+    assert found_names(service, "ad%") == ["ad%"]
+    assert found_names(service, "Add") == ["Add"]
+    assert found_names(service, "kernel") == []
+    assert found_names(service, "add_\U0010ffff") == ["add_\U0010ffff"]
+    assert len(found_names(service, "")) == len(NAMES) + 1, "what is empty asks for nothing"
+
+
+def test_names_that_no_index_takes_whole_are_found_by_all_of_what_is_asked(service: Service) -> None:
+    publish(service, named(*NAMES, "x" * 8000))
+    assert found_names(service, LONG) == [f"{LONG}1", f"{LONG}2"]
+    assert found_names(service, f"{LONG}2") == [f"{LONG}2"]
+    assert found_names(service, "x" * 3000) == ["x" * 8000]
+
+
+def test_a_page_of_another_question_is_refused(service: Service) -> None:
+    publish(service, named(*NAMES))
+    newest = service.call("list_kernels", query={"limit": 1}).next
+    by_name = service.call("list_kernels", query={"limit": 1, "text": "add"}).next
+    for query in ({"text": "add", "after": newest}, {"text": "b", "after": by_name}, {"after": by_name}):
+        with pytest.raises(InvalidInput, match="`next` of a listing"):
+            service.call("list_kernels", query=query)
+
+
+def test_a_target_finds_what_it_runs_and_says_what_that_is(service: Service) -> None:
+    def compiled_for(*capabilities: str) -> Artifact:
+        facts = [
+            KernelFacts(name=one, path=a_file().path, capability=Capability(one), size_bytes=1) for one in capabilities
+        ]
+        return an_artifact(binaries=tuple(facts))
+
+    held = ("cuda:sm_80", "cuda:sm_86", "cuda:sm_90", "cuda:sm_90a", "cuda:compute_80", "cuda:sm_100a", "rocm:gfx942")
+    publish(service, compiled_for(*held, "cuda:sm_999"))
+
+    def found(capability: str) -> tuple[set[str], tuple[str, ...]]:
+        listing = service.call("list_kernels", query={"capability": capability})
+        return {kernel.capability for kernel in listing.kernels}, listing.capabilities
+
+    runs = {"cuda:compute_80", "cuda:sm_90", "cuda:sm_90a"}
+    assert found("cuda:sm_90") == (runs, tuple(sorted(runs))) == found("cuda:sm_90a")
+    assert found("cuda:sm_89")[0] == {"cuda:sm_80", "cuda:sm_86", "cuda:compute_80"}
+    assert found("cuda:sm_80")[0] == {"cuda:sm_80", "cuda:compute_80"}
+    assert found("rocm:gfx942:xnack-")[0] == {"rocm:gfx942"}
+    assert found("cuda:sm_999")[0] == {"cuda:sm_999"}, "of what is not known, only itself"
+    assert found("rocm:gfx1100") == (set(), ())
+    assert service.call("list_kernels").capabilities is None
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"text": "add"}, {"text": "add", "capability": "cuda:sm_80"}, {"capability": "cuda:sm_80"}]
+)
+def test_no_listing_sorts_all_that_matches_or_reads_a_manifest(service: Service, query: dict[str, str]) -> None:
+    publish(service, named(*NAMES))
+    engine, seen = service.deps.sessions.engine, []
+
+    def look(_connection, _cursor, statement, parameters, *_) -> None:
+        seen.append((statement, parameters))
+
+    event.listen(engine, "before_cursor_execute", look)
+    assert service.call("list_kernels", query=query).kernels
+    service.call("search")
+    event.remove(engine, "before_cursor_execute", look)
+    assert [statement for statement, _ in seen if "bundles.manifest" in statement] == []
+    [(statement, parameters)] = [one for one in seen if "kernels.spill_bytes" in one[0]]
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            steps = "\n".join(row[-1] for row in plan)
+        assert ("ix_kernels_head" if "text" in query else "ix_bundles_created") in steps.splitlines()[0]
+        assert "B-TREE FOR ORDER BY" not in steps
 
 
 @pytest.mark.parametrize(
@@ -192,5 +296,8 @@ def test_the_command_lists_kernels(tmp_path: Path) -> None:
         assert [kernel["name"] for kernel in rest.json["kernels"]] == ["dot_kernel"]
         assert "there is more: --after" in shell.aot("kernels", "--limit", "1").err
         assert shell.aot("kernels", "--capability", "fast").code == 2
+        assert "cuda:sm_86 runs code for: cuda:sm_80" in shell.aot("kernels", "--capability", "cuda:sm_86").err
+        nothing = shell.aot("kernels", "--capability", "cuda:sm_120")
+        assert "no kernel here is compiled for anything that cuda:sm_120 runs" in nothing.err
         shown = shell.aot("show", bundle)
         assert "  holds 2 kernel(s), 15.5 kB of instructions, 1 with local memory" in shown.out.splitlines()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -44,10 +45,10 @@ def run(data_dir: Path, *arguments: str, **extra: str) -> subprocess.CompletedPr
 
 
 @contextmanager
-def serving(data_dir: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def serving(data_dir: Path, port: int, *before: str) -> Iterator[subprocess.Popen[bytes]]:
     with (data_dir / "serve.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "registry", "serve"],
+            [*before, sys.executable, "-m", "registry", "serve"],
             cwd=ROOT,
             env=environ(data_dir, AOT_PORT=str(port)),
             stderr=log,
@@ -88,7 +89,7 @@ def test_a_server_makes_its_directory_and_stops_on_a_signal(tmp_path: Path) -> N
 
         second = run(tmp_path, "serve", AOT_PORT=str(free_port()))
         assert second.returncode == 5
-        assert "another registry serves" in second.stderr and "Traceback" not in second.stderr
+        assert "is served already, by process" in second.stderr and "Traceback" not in second.stderr
 
         made = run(tmp_path, "token", "create", "ci", "--scope", "read", "--namespace", "ours")
         assert made.returncode == 0, made.stderr
@@ -96,7 +97,7 @@ def test_a_server_makes_its_directory_and_stops_on_a_signal(tmp_path: Path) -> N
         assert token not in (tmp_path / "serve.log").read_text()
 
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
+        assert process.wait(timeout=20) == 0
         assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
     # The second start finds everything there: the same token, the same key.
@@ -106,6 +107,57 @@ def test_a_server_makes_its_directory_and_stops_on_a_signal(tmp_path: Path) -> N
         process.send_signal(signal.SIGINT)
         process.wait(timeout=20)
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
+
+
+@contextmanager
+def sweeping(data_dir: Path, *before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The sweeper, between passes that are an hour apart; `before`: the command that starts it."""
+    assert run(data_dir, "migrate").returncode == 0
+    log = data_dir / "sweep.log"
+    with log.open("wb") as file:
+        command = [*before, sys.executable, "-m", "registry", "sweep", "--every", "3600"]
+        process = subprocess.Popen(command, cwd=ROOT, env=environ(data_dir), stderr=file)
+    try:
+        for _ in range(300):
+            if "sweeping" in log.read_text():
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sweeper_ends_at_once_when_told(tmp_path: Path, number: int) -> None:
+    with sweeping(tmp_path) as process:
+        time.sleep(0.5)
+        process.send_signal(number)
+        assert process.wait(timeout=5) == 0
+    assert '"event": "stopped"' in (tmp_path / "sweep.log").read_text()
+
+
+def as_first_process() -> tuple[str, ...]:
+    """How to start a command as the first process of a container is: it ignores what it does not handle."""
+    bwrap = shutil.which("bwrap")
+    words = (bwrap or "", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--as-pid-1")
+    if not bwrap or subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no process namespace can be made here")
+    return words
+
+
+@pytest.mark.parametrize("command", ["sweep", "serve"])
+def test_the_first_process_of_a_container_ends_when_told(tmp_path: Path, command: str) -> None:
+    port = free_port()
+    with (
+        sweeping(tmp_path, *as_first_process())
+        if command == "sweep"
+        else serving(tmp_path, port, *as_first_process()) as process
+    ):
+        [inner] = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(inner, signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
 
 
 def test_a_token_file_of_another_database_is_replaced(tmp_path: Path) -> None:

@@ -1,13 +1,21 @@
 """Push: a bundle built elsewhere stays pending until a worker has proven it again."""
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 from aot.errors import BlobMissing, BundleNotFound, Conflict, Forbidden, InvalidInput, ProfileNotFound
+from aot.keys import fingerprint_of
+from aot.schema.factor import Factor
+from aot.schema.manifest import Manifest
 from aot.schema.names import Name
+from aot.schema.report import Provenance
 from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.blobs import DownloadLinksRequest
 from aot.schema.wire.builds import CancelRequest, FailRequest
-from aot.schema.wire.bundles import PushRequest, TagRequest
+from aot.schema.wire.bundles import PushRequest, TagRequest, WithdrawRequest
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Scope
 from tests.builders import (
@@ -26,6 +34,7 @@ from tests.builders import (
 from tests.service import Service, a_service
 
 UNPROVEN = a_manifest(qualification=a_qualification(start=None, agreements=()))
+SECONDS = itertools.count()
 PROVEN = a_manifest(artifacts=(an_artifact(speeds=(a_speed(compiled_us=90.0),)),))
 
 
@@ -72,6 +81,8 @@ def test_its_proof_goes_live_in_its_place(service: Service) -> None:
     assert resolved(service, "v1") == [proven.bundle]
     old = service.call("get_bundle", digest=pushed.bundle)
     assert (old.state, old.replacement) == (BundleState.REJECTED, proven.bundle)
+    assert service.push(UNPROVEN) == proven, "what was pushed is there, in its proven form"
+    service.call("withdraw", WithdrawRequest(reason="wrong"), digest=proven.bundle)
     with pytest.raises(Conflict, match="proven before"):
         service.push(UNPROVEN)
 
@@ -80,6 +91,65 @@ def test_pushed_twice_is_once(service: Service) -> None:
     first, again = service.push(UNPROVEN), service.push(UNPROVEN)
     assert first == again
     assert len(service.queue.take()) == 1
+
+
+def built_again(manifest: Manifest, **deviations: Any) -> Manifest:
+    """The same code, by another build of it."""
+    at = f"2026-01-01T00:00:{next(SECONDS):02}Z"
+    return altered(manifest, provenance=Provenance(builder="ci", built_at=at), **deviations)
+
+
+def test_the_same_code_built_again_is_no_second_bundle(service: Service) -> None:
+    first = service.push(built_again(UNPROVEN), tags=("v1",))
+    assert service.push(built_again(UNPROVEN), tags=("v2",)) == first
+    assert service.push(built_again(UNPROVEN, qualification=a_qualification())) == first, "a claimed proof is no code"
+    assert len(service.call("search").bundles) == 1
+    assert len(service.queue.take()) == 1
+    proven = service.publish(service.claim("cpu-v3"), PROVEN)
+    assert resolved(service, "v1") == resolved(service, "v2") == [proven.bundle]
+    # Live: answered as well, and the tag moves at once.
+    assert service.push(built_again(UNPROVEN), tags=("v3",)) == proven
+    assert resolved(service, "v3") == [proven.bundle]
+    assert service.queue.take() == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"artifacts": (an_artifact(files=(a_file(content=b"other code"),)),)},
+        {"artifacts": (an_artifact(region="block"),)},
+        {"fingerprint": fingerprint_of([Factor.of("tree", "another")])},
+    ],
+    ids=["code", "region", "program"],
+)
+def test_other_code_of_the_same_key_is_another_bundle(service: Service, other: dict[str, Any]) -> None:
+    first, second = service.push(UNPROVEN), service.push(altered(UNPROVEN, **other))
+    assert first.bundle != second.bundle
+    assert (first.state, second.state) == (BundleState.PENDING, BundleState.PENDING)
+
+
+@pytest.mark.parametrize("end", ["rejected", "withdrawn"])
+def test_the_same_code_is_taken_in_again_after_it_was_out(service: Service, end: str) -> None:
+    first = service.push(UNPROVEN)
+    if end == "rejected":
+        service.call("cancel", CancelRequest(), build=first.build)
+    else:
+        live = service.publish(service.claim("cpu-v3"), PROVEN)
+        service.call("withdraw", WithdrawRequest(reason="wrong"), digest=live.bundle)
+    again = service.push(built_again(UNPROVEN))
+    assert (again.bundle != first.bundle, again.state) == (True, BundleState.PENDING)
+
+
+def test_of_eight_that_push_the_same_code_one_brings_it(service: Service) -> None:
+    manifests = [built_again(UNPROVEN) for _ in range(8)]
+    service.upload((*UNPROVEN.spec.blobs, *UNPROVEN.blobs))
+
+    def push(manifest: Manifest) -> str:
+        return service.call("push", PushRequest(manifest=manifest_text(manifest)[0])).bundle
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(push, manifests))) == 1
+    assert len(service.call("search").bundles) == 1
 
 
 def test_pushing_what_is_live_is_answered_with_it(service: Service) -> None:

@@ -1,17 +1,21 @@
 """Reindex: what the object store holds is enough to make the rows again."""
 
+import base64
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from aot.errors import BundleNotFound, BundleWithdrawn, StorageUnavailable, TagNotFound
 from aot.schema.codec import decode, encode
 from aot.schema.digest import Digest
-from aot.schema.manifest import Envelope
+from aot.schema.manifest import Envelope, Statement, decode_manifest
+from aot.schema.state import BundleState
 from aot.schema.wire.blobs import DownloadLinksRequest
 from aot.schema.wire.bundles import TagRequest, WithdrawRequest
-from aot.trust import SigningKey, TrustedKeys, sign, verify
+from aot.trust import SigningKey, TrustedKeys, seal, sign, verify
+from registry.db import records as record_rows
 from registry.db.models import BundleRow
 from registry.services import records
 from registry.services.records import BundleRecord
@@ -128,34 +132,178 @@ def test_a_bundle_whose_bytes_are_gone_is_known_and_out_of_selection(service: Se
 
 def test_records_that_no_trusted_key_signed_are_refused(service: Service, tmp_path: Path) -> None:
     bundle = a_bundle(service, "one", tags=("prod",))
-    name = records.bundle_name(bundle)
-    record = decode(service.deps.records.find(name), BundleRecord)
     stranger = SigningKey.generate()
-    from aot.schema.manifest import Statement, decode_manifest
-
+    record = bundle_record(service, bundle)
     manifest = decode_manifest(record.manifest.encode())
     statement = Statement(
         manifest=bundle, namespace=manifest.namespace, name=manifest.name, build_key=manifest.build_key
     )
-    forged = sign(statement, stranger)
-    assert isinstance(forged, Envelope)
-    service.deps.records.put(name, encode(_with(record, envelope=forged)))
+    forged = replaced(record, envelope=sign(statement, stranger))
+    put_bundle(service, bundle, forged, stranger)
     with lose_the_database(service, tmp_path) as again:
         done = reindexed(again)
-        assert done.bundles == () and set(done.refused) == {name, "tags/default/one/prod/cpu-v3.json"}
+        assert done.bundles == () and done.tags == ()
+        assert set(done.refused) == {records.bundle_name(bundle), TAG_OF_ONE}
         # A key that was retired is named by the operator.
         assert reindexed(again, trusted=TrustedKeys.of((str(stranger.public),))).bundles == (bundle,)
 
 
-def _with(record: BundleRecord, **changes):
-    import msgspec
+TAG_OF_ONE = "tags/default/one/prod/cpu-v3.json"
 
+
+def own_keys(service: Service) -> TrustedKeys:
+    return TrustedKeys.of(str(key.public) for key in service.deps.signing_keys)
+
+
+def bundle_record(service: Service, bundle: Digest) -> BundleRecord:
+    content = service.deps.records.find(records.bundle_name(bundle))
+    return records.read_bundle(content, keys=own_keys(service))
+
+
+def put_bundle(service: Service, bundle: Digest, record: BundleRecord, *keys: SigningKey) -> None:
+    sealed = seal(encode(record), records.BUNDLE_KIND, *keys)
+    service.deps.records.put(records.bundle_name(bundle), encode(sealed))
+
+
+def replaced(record, **changes):
     return msgspec.structs.replace(record, **changes)
+
+
+def altered(sealed: bytes, **changes) -> bytes:
+    """What somebody who can write to the bucket makes of a signed record: other words, the old signature."""
+    envelope = decode(sealed, Envelope)
+    payload = msgspec.json.decode(base64.b64decode(envelope.payload)) | changes
+    return encode(replaced(envelope, payload=base64.b64encode(msgspec.json.encode(payload)).decode()))
+
+
+def test_nobody_but_the_registry_brings_back_what_was_withdrawn(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    service.call("withdraw", WithdrawRequest(reason="wrong numbers"), digest=bundle)
+    name = records.bundle_name(bundle)
+    live = altered(service.deps.records.find(name), state="live", withdrawn_at=None, withdrawn_reason="")
+    service.deps.records.put(name, live)
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert done.bundles == () and "altered" in done.refused[name]
+        with pytest.raises(TagNotFound):
+            resolve(again, "one", "prod")
+
+
+def test_nobody_but_the_registry_moves_a_tag(service: Service, tmp_path: Path) -> None:
+    first = a_bundle(service, "one", tags=("prod",))
+    second = another_of(service, "one")
+    service.call("tag", TagRequest(bundle=second), namespace="default", name="one", tag="prod")
+    moved = altered(service.deps.records.find(TAG_OF_ONE), bundle=str(first))
+    service.deps.records.put(TAG_OF_ONE, moved)
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert set(done.bundles) == {first, second} and done.tags == ()
+        assert "altered" in done.refused[TAG_OF_ONE]
+        with pytest.raises(TagNotFound):
+            resolve(again, "one", "prod")
+
+
+def test_a_record_counts_only_as_what_it_was_signed_as(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    bundles, tags = records.bundle_name(bundle), TAG_OF_ONE
+    service.deps.records.put(tags, service.deps.records.find(bundles))
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert done.bundles == (bundle,) and set(done.refused) == {tags} and records.TAG_KIND in done.refused[tags]
+
+
+def test_a_state_that_no_record_has_is_refused(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one")
+    pending = replaced(bundle_record(service, bundle), state=BundleState.PENDING)
+    put_bundle(service, bundle, pending, *service.deps.signing_keys)
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert done.bundles == () and "is pending" in done.refused[records.bundle_name(bundle)]
+
+
+def test_records_of_before_they_were_signed_count_where_the_operator_says_so(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one", tags=("prod",))
+    name = records.bundle_name(bundle)
+    bare = encode(bundle_record(service, bundle))
+    tag = encode(records.read_tag(service.deps.records.find(TAG_OF_ONE), keys=own_keys(service)))
+    service.deps.records.put(name, bare)
+    service.deps.records.put(TAG_OF_ONE, tag)
+    with lose_the_database(service, tmp_path) as again:
+        done = reindexed(again)
+        assert (done.bundles, done.tags) == ((), ())
+        for one in (name, TAG_OF_ONE):
+            assert "not signed" in done.refused[one] and "--unsigned" in done.refused[one]
+        answer = run(tmp_path, "reindex", "--unsigned")
+        assert answer.returncode == 0 and str(bundle) in answer.stdout, answer.stderr
+        assert [one.digest for one in resolve(again, "one", "prod")] == [bundle]
+        assert again.sweep().recorded == 2  # signed from now on
+        assert bundle_record(again, bundle).state is BundleState.LIVE
+    with lose_the_database(service, tmp_path) as once_more:
+        assert reindexed(once_more).refused == {}
+
+
+def test_even_then_the_manifest_must_be_signed(service: Service, tmp_path: Path) -> None:
+    bundle = a_bundle(service, "one")
+    stranger = sign(
+        Statement(manifest=bundle, namespace="default", name="one", build_key=bundle), SigningKey.generate()
+    )
+    bare = encode(replaced(bundle_record(service, bundle), envelope=stranger))
+    service.deps.records.put(records.bundle_name(bundle), bare)
+    with lose_the_database(service, tmp_path) as again:
+        done = reindex(again.deps, trusted=NOBODY, unsigned=True)
+        assert done.bundles == () and "signed by" in done.refused[records.bundle_name(bundle)]
+
+
+def test_a_record_that_outlived_its_bundle_in_a_crash_is_removed_later(
+    service: Service, tmp_path: Path, monkeypatch
+) -> None:
+    bundle = a_bundle(service, "one")
+    name = records.bundle_name(bundle)
+
+    def away(self, name: str) -> None:
+        raise StorageUnavailable("the store is away", hint="wait")
+
+    service.clock.advance(91 * DAY)
+    monkeypatch.setattr(type(service.deps.records), "delete", away)
+    with pytest.raises(StorageUnavailable):
+        retain(service.deps)
+    monkeypatch.undo()
+    assert service.deps.records.find(name) is not None  # its rows are gone
+    retain(service.deps)
+    assert service.deps.records.find(name) is None
+    with lose_the_database(service, tmp_path) as again:
+        assert reindexed(again).bundles == ()
+
+
+def test_a_bundle_published_again_keeps_its_new_record(service: Service, monkeypatch) -> None:
+    bundle = a_bundle(service, "one")
+    row = bundle_record(service, bundle)
+    with service.deps.sessions.transaction() as session:
+        record_rows.begin_forgetting([bundle, bundle], session=session)
+    assert records.forget_due(service.deps) == 1 and records.forget_due(service.deps) == 0
+    assert service.deps.records.find(records.bundle_name(bundle)) is None
+    assert service.sweep().recorded == 1
+    assert bundle_record(service, bundle) == row
+
+
+def test_condemned_bytes_live_again_with_a_bundle_that_comes_back(service: Service) -> None:
+    bundle = a_bundle(service, "one")
+    file, name = file_of(service, bundle), records.bundle_name(bundle)
+    kept = service.deps.records.find(name)
+    service.clock.advance(91 * DAY)
+    assert file in retain(service.deps).condemned
+    service.deps.records.put(name, kept)
+    assert reindexed(service).bundles == (bundle,)
+    service.clock.advance(2 * DAY)
+    retain(service.deps)
+    assert service.deps.store.stat(file) is not None
+    links = service.call("get_download_links", DownloadLinksRequest(digests=()), digest=bundle).links
+    assert [service.http.get(link.url).content for link in links] == [BYTES[file]]
 
 
 def test_changed_and_cut_records_are_refused(service: Service, tmp_path: Path) -> None:
     first, second = a_bundle(service, "one"), a_bundle(service, "two")
-    for bundle, change in ((first, lambda text: text.replace(b"one", b"two")), (second, lambda text: text[:-40])):
+    for bundle, change in ((first, lambda text: text.replace(b"eyJ", b"eyK", 1)), (second, lambda text: text[:-40])):
         name = records.bundle_name(bundle)
         service.deps.records.put(name, change(service.deps.records.find(name)))
     with lose_the_database(service, tmp_path) as again:
@@ -190,7 +338,7 @@ def test_a_record_written_over_a_newer_one_is_due_again(service: Service) -> Non
 
     records.write_due(replace(service.deps, records=Slow()), bundle=bundle)
     service.sweep()
-    assert decode(kept.find(records.bundle_name(bundle)), BundleRecord).withdrawn_reason == "bad"
+    assert bundle_record(service, bundle).withdrawn_reason == "bad"
 
 
 def test_the_command_reindexes(service: Service, tmp_path: Path) -> None:

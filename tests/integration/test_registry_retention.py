@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event, text
 
 from aot.errors import AotError, BlobMissing, BlobPending, BundleNotFound, StorageUnavailable
 from aot.schema.digest import Digest
@@ -236,6 +237,24 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(service: Service) -> N
     service.clock.advance(2 * DAY)
     planned = plan(service.deps)
     assert planned == retain(service.deps) and planned.freed_bytes > 0
+
+
+def test_a_dry_run_only_reads_and_waits_for_no_writer(service: Service) -> None:
+    bundle = a_bundle(service)
+    shared = a_bundle(service, "shared", tags=("prod",), content=b"mini")
+    service.deps.uses.flush(service.deps.sessions)
+    service.clock.advance(91 * DAY)
+    statements: list[str] = []
+    event.listen(service.deps.sessions.engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
+    with service.deps.sessions.transaction() as session:  # SQLite has one writer: who waits for it waits for ever
+        session.execute(text("UPDATE tags SET tag = tag"))
+        statements.clear()
+        planned = plan(service.deps)
+        read = list(statements)
+    assert planned.bundles == (bundle,)
+    assert file_of(service, shared) not in planned.condemned
+    assert read and all(one.startswith(("SELECT", "BEGIN")) and "FOR UPDATE" not in one for one in read), read
+    assert "BEGIN IMMEDIATE" not in read
 
 
 def test_a_publish_beside_retention_keeps_its_bytes(service: Service, monkeypatch) -> None:
