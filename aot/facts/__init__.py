@@ -14,6 +14,7 @@ _PLACES = {
     "find_absolute_paths": "aot.facts.paths",
     "highest_defined_version": "aot.facts.versions",
     "read_cubin": "aot.facts.cubin",
+    "read_fatbin": "aot.facts.fatbin",
     "read_elf": "aot.facts.shared_object",
     "read_search_path": "aot.facts.shared_object",
 }
@@ -25,11 +26,13 @@ __all__ = [
     "highest_defined_version",
     "read_cubin",
     "read_elf",
+    "read_fatbin",
     "read_search_path",
 ]
 
 if TYPE_CHECKING:
     from aot.facts.cubin import CubinFacts, read_cubin
+    from aot.facts.fatbin import read_fatbin
     from aot.facts.paths import find_absolute_paths
     from aot.facts.shared_object import SearchPath, read_elf, read_search_path
     from aot.facts.versions import highest_defined_version

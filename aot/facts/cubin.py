@@ -24,7 +24,7 @@ from pathlib import Path
 
 from aot.errors import InvalidCapability
 from aot.facts.elf import EM_CUDA, SHT_SYMTAB, Elf
-from aot.facts.image import open_image
+from aot.facts.image import Image, open_image
 from aot.schema.capability import Capability
 
 KERNELS = 65_536  # the most that are read
@@ -72,20 +72,25 @@ class CubinFacts:
 def read_cubin(path: Path) -> CubinFacts:
     """Return the facts of the cubin at `path`. Raises MalformedDocument for anything else, and OSError."""
     with open_image(path) as image:
-        elf = Elf(image)
-        if elf.machine != EM_CUDA:
-            raise image.malformed(f"machine {elf.machine} is not CUDA ({EM_CUDA})")
-        elf.check_whole()
-        note = _content_of(elf, ".note.nv.tkinfo")
-        release = _TOOL_RELEASE.search(note)
-        kernels = {name: index for index, name in _kernels(elf)}
-        return CubinFacts(
-            capability=_capability(elf, note),
-            kernels=tuple(sorted(kernels)),
-            usages=tuple(_usages(elf, kernels)),
-            abi_version=elf.abi_version,
-            tool=release[1].decode() if release else None,
-        )
+        return facts_of_cubin(image)
+
+
+def facts_of_cubin(image: Image) -> CubinFacts:
+    """The same of bytes that lie in another file, too. Raises MalformedDocument."""
+    elf = Elf(image)
+    if elf.machine != EM_CUDA:
+        raise image.malformed(f"machine {elf.machine} is not CUDA ({EM_CUDA})")
+    elf.check_whole()
+    note = _content_of(elf, ".note.nv.tkinfo")
+    release = _TOOL_RELEASE.search(note)
+    kernels = {name: index for index, name in _kernels(elf)}
+    return CubinFacts(
+        capability=_capability(elf, note),
+        kernels=tuple(sorted(kernels)),
+        usages=tuple(_usages(elf, kernels)),
+        abi_version=elf.abi_version,
+        tool=release[1].decode() if release else None,
+    )
 
 
 def _content_of(elf: Elf, name: str) -> bytes:

@@ -8,8 +8,10 @@ are parts moved out of the way (`.cold`), and counts as the kernel's.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from aot.facts.cubin import read_cubin
+from aot.errors import MalformedDocument
+from aot.facts.cubin import CubinFacts, read_cubin
 from aot.facts.elf import EM_AARCH64, EM_AMDGPU, EM_CUDA, EM_X86_64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, Elf
+from aot.facts.fatbin import ImageKind, read_fatbin
 from aot.facts.hsaco import read_hsaco
 from aot.facts.image import open_image
 from aot.facts.isa import read_isa
@@ -18,7 +20,8 @@ from aot.schema.artifact import CodeFacts, KernelFacts
 from aot.schema.capability import Capability
 
 _HOST_KERNEL = "cpp_"
-_SUFFIXES = (".so", ".cubin", ".hsaco")
+_FATBIN = ".fatbin"
+_SUFFIXES = (".so", ".cubin", ".hsaco", _FATBIN)
 
 
 def read_code_facts(library: Path) -> CodeFacts:
@@ -46,10 +49,39 @@ def read_kernels(files: Iterable[tuple[str, Path]], host: Capability) -> tuple[K
     `host` is the capability of what is compiled for the CPU. Raises MalformedDocument, and OSError.
     """
     found = [kernel for path, place in files if path.endswith(_SUFFIXES) for kernel in _kernels_of(path, place, host)]
-    return tuple(sorted(found, key=lambda kernel: (kernel.path, kernel.name)))
+    return tuple(sorted(found, key=lambda kernel: (kernel.path, kernel.name, kernel.capability)))
+
+
+def _kernels_of_cubin(path: str, cubin: CubinFacts) -> Iterator[KernelFacts]:
+    for usage in cubin.usages:
+        yield KernelFacts(
+            name=usage.name,
+            path=path,
+            capability=cubin.capability,
+            size_bytes=usage.size_bytes,
+            registers=usage.registers,
+            shared_bytes=usage.shared_bytes,
+            spill_bytes=usage.stack_bytes,
+        )
+
+
+def _kernels_of_images(path: str, place: Path) -> Iterator[KernelFacts]:
+    """Those of every cubin in a fat binary; its PTX is no binary yet. Raises MalformedDocument for a packed cubin."""
+    for image in read_fatbin(place):
+        if image.cubin is not None:
+            yield from _kernels_of_cubin(path, image.cubin)
+        elif image.kind is ImageKind.ELF:
+            raise MalformedDocument(
+                f"{path} cannot be read: its image for {image.capability} is compressed with {image.compression}",
+                hint="build fat binaries with --compress-mode=none, or one cubin for each card",
+                details={"path": path},
+            )
 
 
 def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFacts]:
+    if path.endswith(_FATBIN):
+        yield from _kernels_of_images(path, place)
+        return
     with open_image(place) as image:
         elf = Elf(image)
         machine = elf.machine
@@ -57,17 +89,7 @@ def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFact
             for name, size in _host_kernels(elf).items():
                 yield KernelFacts(name=name, path=path, capability=host, size_bytes=size)
     if machine == EM_CUDA:
-        cubin = read_cubin(place)
-        for usage in cubin.usages:
-            yield KernelFacts(
-                name=usage.name,
-                path=path,
-                capability=cubin.capability,
-                size_bytes=usage.size_bytes,
-                registers=usage.registers,
-                shared_bytes=usage.shared_bytes,
-                spill_bytes=usage.stack_bytes,
-            )
+        yield from _kernels_of_cubin(path, read_cubin(place))
     elif machine == EM_AMDGPU:
         hsaco = read_hsaco(place)
         for kernel in hsaco.kernels:

@@ -10,7 +10,8 @@ from aot.schema.recipe import Route
 REQUIRED_GUARDS: dict[Route, frozenset[str]] = {
     Route.PACKAGE: frozenset({"machine", "capability", "torch", "libc"}),
     Route.CACHE: frozenset({"machine", "capability", "torch", "python", "isa"}),
-    Route.FUNCTION: frozenset({"machine", "capability", "torch", "python"}),
+    Route.FUNCTION: frozenset({"machine", "capability", "torch", "python", "interpreter"}),
+    Route.BYTECODE: frozenset({"bytecode", "distribution"}),  # an interpreter reads it, whatever the hardware
     Route.KERNEL: frozenset({"capability"}),  # a driver loads it: no code of a host's CPU, no torch, no libraries
 }
 

@@ -57,12 +57,47 @@ def check_python(value: str, environment: Environment) -> Reason | None:
     return same("python", value, short, "the artifact is tied to Python {wanted} bytecode, this is Python {found}")
 
 
+def check_interpreter(value: str, environment: Environment) -> Reason | None:
+    """Exact, patch release included: a function that Dynamo compiled ahead of time refuses every other one.
+
+    Source: torch/_dynamo/package.py, SystemInfo.check_compatibility.
+    """
+    text = "compiled under Python {wanted}, this is Python {found}"
+    return same("interpreter", value, environment.container.python, text)
+
+
 def check_triton(value: str, environment: Environment) -> Reason | None:
     """Exact: Triton's own cache key contains its version. Asked only where Triton is used at load.
 
     Source: triton/runtime/cache.py, triton_key.
     """
     return same("triton", value, environment.container.triton, "the artifact needs triton {wanted}, not {found}")
+
+
+def check_bytecode(value: str, environment: Environment) -> Reason | None:
+    """Exact: an interpreter reads bytecode of its own magic number, under a file name with its own tag and level of
+    optimization; all else it passes over.
+
+    Sources: importlib.util.MAGIC_NUMBER and cache_from_source; PEP 3147, PEP 488.
+    """
+    text = "compiled for the interpreter {wanted}, this is {found}"
+    return same("bytecode", value, environment.container.bytecode, text)
+
+
+def check_distribution(value: str, environment: Environment) -> Reason | None:
+    """Exact, over the hashes of all modules: bytecode of another version is compared with its source at import, found
+    to be of another, and was fetched for nothing.
+
+    Sources: PyPA, recording installed projects; PEP 552, checked hash-based pycs.
+    """
+    installed = environment.container.distributions
+    if installed is None:
+        return missing("distribution", value)
+    if value in installed:
+        return None
+    name = value.partition("==")[0]
+    found = next((one for one in installed if one.partition("==")[0] == name), f"no {name} with a RECORD")
+    return against("distribution", value, found, "compiled from {wanted}, this container has {found}")
 
 
 def check_libc(value: str, environment: Environment) -> Reason | None:

@@ -516,6 +516,23 @@ QUESTIONS = [
         ("device",),
     ),
     Question(
+        "vllm-project/vllm#28759: a program of the same shapes that reads other inputs is another one",
+        (a_spec(source=a_source(b"ids")), a_profile()),
+        (a_spec(source=a_source(b"embeddings")), a_profile()),
+        ("source",),
+    ),
+    Question(
+        "pytorch#160472: so is one whose operator says another dtype of its output",
+        (a_spec(source=a_source(b"fake: float32", requirements=("ops==1.0",))), a_profile()),
+        (a_spec(source=a_source(b"fake: float16", requirements=("ops==1.0",))), a_profile()),
+        ("source",),
+    ),
+    Question(
+        "pytorch#194451: no random number is part of a key: what is asked twice has one",
+        (a_spec(), a_profile()),
+        (a_spec(), a_profile()),
+    ),
+    Question(
         "vllm-project/vllm#55383: other weights are another build only where they are in the code",
         (a_frozen_spec(weights=()), a_profile()),
         (a_frozen_spec(), a_profile()),
