@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from aot.compile.options import inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters
 from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
+from aot.compile.tuned import TUNING_FILE, read_measured
 from aot.compile.units import Unit, UnitPlanner
 from aot.errors import BackendFailed, SourceNotExportable
 from aot.facts import read_elf
@@ -26,6 +28,7 @@ from aot.runtime.fingerprint import fingerprint
 from aot.runtime.process import observe_process
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.artifact import Artifact, ConstantMeta, Coverage
+from aot.schema.codec import encode
 from aot.schema.factor import Fingerprint
 from aot.schema.guard import HostGuard
 from aot.schema.profile import Toolchain
@@ -61,14 +64,33 @@ class ArtifactMaker:
         with self._progress.phase(Phase.LOADING):
             identity = self._identify()
             parameters = describe_parameters(self._program.module)
-        made = list(self._make_all())
+        with self._measurements():
+            made = list(self._make_all())
         artifacts = tuple(artifact for artifact, _ in made)
+        self._tell_reused(artifacts)
         return CompileOutcome(
             artifacts=artifacts,
             fingerprint=identity,
             parameters=parameters,
             report=self._report(tuple(report for _, report in made), artifacts),
         )
+
+    @contextmanager
+    def _measurements(self) -> Iterator[None]:
+        """Begin with what earlier builds have measured, and leave what is known then, where the job wants that."""
+        if not self._job.tuning:
+            yield
+            return
+        from aot.compile.torch_tuned import collect_measured, seed_measured
+
+        seed_measured(read_measured(Path(self._job.tuning)))
+        yield
+        (Path(self._job.out) / TUNING_FILE).write_bytes(encode(collect_measured()))
+
+    def _tell_reused(self, artifacts: tuple[Artifact, ...]) -> None:
+        tuned = [kernel for artifact in artifacts for kernel in artifact.kernels if kernel.candidates]
+        if reused := sum(kernel.reused for kernel in tuned):
+            self._warnings.append(f"{reused} of {len(tuned)} tuned kernels as earlier builds have measured them")
 
     def _identify(self) -> Fingerprint:
         return self._program.identity or fingerprint(self._program.module)
@@ -178,14 +200,13 @@ class ArtifactMaker:
         paths: tuple[str, ...],
         guards: tuple[HostGuard, ...],
     ) -> Artifact:
-        profile, recipe = self._job.profile, self._job.recipe
+        profile = self._job.profile
         elf = read_elf(package.library)
         cubins = [package.directory / path for path in package.files if path.endswith(".cubin")]
         capability = capability_of(profile, cubins)
-        facts = route_facts(recipe, profile, self._settings, self._isa)
-        if recipe.freeze:
-            # The loader compares: a frozen artifact would run any other checkpoint on the weights it has inside.
-            facts[WEIGHTS_FACT] = digest_weights(unit.module)
+        built_for = host_guards(
+            elf, profile, torch=profile.toolchain.torch, capability=capability, of_module=self._tree is not None
+        )
         return Artifact(
             region=unit.region,
             instances=unit.instances,
@@ -193,16 +214,7 @@ class ArtifactMaker:
             capability=capability,
             coverage=coverage,
             files=tuple(file_of(package.directory, path) for path in sorted(paths)),
-            host_guards=(
-                *host_guards(
-                    elf,
-                    profile,
-                    torch=profile.toolchain.torch,
-                    capability=capability,
-                    of_module=self._tree is not None,
-                ),
-                *guards,
-            ),
+            host_guards=(*built_for, *guards),
             input_guards=described.input_guards,
             call=described.call,
             inputs=described.inputs,
@@ -210,8 +222,15 @@ class ArtifactMaker:
             constants=constants,
             elf=elf,
             kernels=package.kernels,
-            facts=facts,
+            facts=self._facts(unit),
         )
+
+    def _facts(self, unit: Unit) -> dict[str, str]:
+        facts = route_facts(self._job.recipe, self._job.profile, self._settings, self._isa)
+        if self._job.recipe.freeze:
+            # The loader compares: a frozen artifact would run any other checkpoint on the weights it has inside.
+            facts[WEIGHTS_FACT] = digest_weights(unit.module)
+        return facts
 
     def _report(self, regions: tuple[RegionReport, ...], artifacts: tuple[Artifact, ...]) -> CompileReport:
         return CompileReport(

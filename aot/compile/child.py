@@ -18,6 +18,7 @@ from aot.errors import AotError, InvalidProfile
 from aot.recipes import check_recipe
 from aot.sandbox.events import write_event
 from aot.schema.codec import decode, encode
+from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase
 from aot.schema.wire.errors import ErrorBody
 
@@ -86,7 +87,7 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
         import torch
 
         from aot.compile.artifacts import ArtifactMaker
-        from aot.compile.torch_inductor import known_options
+        from aot.compile.torch_inductor import known_options, load_compiler
 
         if torch.__version__ != job.profile.toolchain.torch:
             raise InvalidProfile(
@@ -94,9 +95,14 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
                 hint="register the worker again: its torch has changed",
             )
         check_options(job.recipe.options, known_options())
+        load_compiler()
         torch.manual_seed(job.seed)
         program = open_job(job)
         program = place_program(program, job.profile.torch_device)
+    if job.recipe.routes == (Route.FUNCTION,):
+        from aot.compile.function.make import FunctionMaker
+
+        return FunctionMaker(job, program, isa=prepare_compiler(job), progress=progress).make()
     return ArtifactMaker(job, program, isa=prepare_compiler(job), progress=progress).make()
 
 

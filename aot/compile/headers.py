@@ -5,7 +5,6 @@ later children see them read-only.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sysconfig
@@ -13,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from aot.compile.program import Example, Program
 from aot.errors import CompileStopped
+from aot.locks import try_lock
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.profile import Profile
@@ -81,10 +80,10 @@ class SharedCaches:
         self, name: str, *, on_wait: Callable[[], None], should_stop: Callable[[], str | None]
     ) -> Iterator[None]:
         with (self.directory / f"{name}.lock").open("w") as lock:
-            if not _try_lock(lock):
+            if not try_lock(lock):
                 on_wait()
                 # Asked again and again: a lock that is waited for cannot be given up, and its holder may take minutes.
-                while not _try_lock(lock):
+                while not try_lock(lock):
                     if reason := should_stop():
                         raise CompileStopped(f"the build was stopped: {reason}")
                     time.sleep(_ASK_SECONDS)
@@ -95,14 +94,6 @@ class SharedCaches:
         for place in self.directory.glob("headers-*"):
             if place.is_dir() and place != keep and place.stat().st_mtime < oldest:
                 shutil.rmtree(place, ignore_errors=True)
-
-
-def _try_lock(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def warming_program() -> Program:

@@ -1,6 +1,6 @@
 """The host guards of a compiled package: what its bytes say, what the profile pins, and what the program has set."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,11 @@ _COOPERATIVE = ("triton.cooperative_reductions", "triton.force_cooperative_reduc
 def capability_of(profile: Profile, cubins: Iterable[Path]) -> Capability:
     """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other, those
     for `sm_100f` on its family."""
-    found = {read_cubin(path).capability for path in cubins}
+    return narrowest_of(profile, {read_cubin(path).capability for path in cubins})
+
+
+def narrowest_of(profile: Profile, found: Collection[Capability]) -> Capability:
+    """Return the capability of the whole of several kernels, each for one of `found`."""
     narrowest = [capability for suffix in "af" for capability in sorted(found) if capability.endswith(suffix)]
     return narrowest[0] if narrowest else profile.capability
 

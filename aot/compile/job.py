@@ -40,6 +40,7 @@ class CompileJob(Document, kw_only=True):
     out: str  # where the outcome and the artifacts go
     build: str  # private: caches, temporary files, home
     headers: str = ""  # read-only, shared between builds
+    tuning: str = ""  # what earlier builds have measured; what this one measures is to be left then
 
 
 class CompileOutcome(Document, kw_only=True):

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import aot
 from aot.compile.options import host_limits
 from aot.compile.toolchain import SEARCH_PATH
+from aot.compile.tuned import TUNING_FILE
 from aot.sandbox import Bind, BindMode
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
@@ -91,6 +92,11 @@ class Layout:
         maps = " ".join(f"'-ffile-prefix-map={place}={short}'" for place, short in places.items())
         self._write_program("g++", _WRAPPER.format(compiler=compiler, march=march, maps=maps))
         self._write_program("openssl", _HASHER)
+
+    def write_tuning(self, content: bytes) -> None:
+        """Give the child what earlier builds have measured; it sees the file as `job/tuning.json`."""
+        (self.scratch / "job").mkdir(parents=True, exist_ok=True)
+        (self.scratch / "job" / TUNING_FILE).write_bytes(content)
 
     def _write_program(self, name: str, text: str) -> None:
         path = self.scratch / "job" / "bin" / name

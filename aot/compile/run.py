@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from msgspec import structs
+
 from aot.bundle.hashing import blob_of
 from aot.compile.binaries import record_binaries
 from aot.compile.headers import SharedCaches
@@ -19,6 +21,7 @@ from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, Compi
 from aot.compile.layout import Layout, package_place
 from aot.compile.options import cpu_capability
 from aot.compile.toolchain import observe_toolchain
+from aot.compile.tuned import TUNING_FILE, TuningStore
 from aot.errors import (
     AotError,
     BackendFailed,
@@ -31,18 +34,19 @@ from aot.errors import (
     SourceNotLoadable,
 )
 from aot.recipes import check_recipe
-from aot.sandbox import Bubblewrap, ChildExit, ExitKind, OnEvent, ShouldStop, run_child
+from aot.sandbox import Bubblewrap, ChildExit, ExitKind, OnEvent, ShouldStop, list_gpu_devices, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.schema.artifact import Artifact, ConstantMeta
 from aot.schema.codec import decode, encode
 from aot.schema.digest import Digest
 from aot.schema.factor import Fingerprint
 from aot.schema.profile import Profile
-from aot.schema.recipe import Recipe
+from aot.schema.recipe import Mode, Recipe
 from aot.schema.report import CompileReport, Phase
 from aot.schema.spec import Limits, Spec
 from aot.source import OpenedSource
 
+_TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 OUTPUT_BYTES = 64 << 20
 OUTCOME_BYTES = 64 << 20
 DETAILS_BYTES = 64 << 10
@@ -77,27 +81,53 @@ def compile_source(
     """Compile `source` for `profile`.
 
     `scratch` is a directory of this build's own, where the results stay. `shared_caches` outlives builds and spares
-    later ones the C++ headers. `devices` are device files that the child may use: those of all cards when left out and
-    the profile is a GPU's. `on_event` gets `{"phase": …, "step": "2 of 3: …"}` as the child goes on.
+    later ones the C++ headers, and what tuning has measured already. `devices` are device files that the child may
+    use: those of all cards when left out and the profile is a GPU's. `on_event` gets
+    `{"phase": …, "step": "2 of 3: …"}` as the child goes on.
     Raises the families InvalidInput and CompileFailed; `details["log"]` then holds the end of the child's stderr.
     """
     check_recipe(spec.recipe)
-    devices = find_cards(profile) if devices is None else devices
+    devices = list_gpu_devices(profile.capability.family) if devices is None else devices
     headers = None
     if shared_caches is not None:
         headers = ensure_headers(
             shared_caches, profile, sandbox=sandbox, devices=devices, on_event=on_event, should_stop=should_stop
         )
+    layout = _lay_out(source, scratch, isolated=sandbox is not None, headers=headers)
+    job, store = _job_of(source, spec, profile, layout=layout, seed=seed), None
+    if shared_caches is not None and spec.recipe.mode in _TUNED:
+        store = TuningStore(shared_caches.absolute(), profile)
+        layout.write_tuning(encode(store.read()))
+        job = structs.replace(job, tuning=str(layout.inside(f"job/{TUNING_FILE}")))
+    compiled = run_job(
+        job,
+        layout,
+        limits=spec.limits,
+        sandbox=sandbox,
+        devices=devices,
+        on_event=on_event,
+        should_stop=should_stop,
+    )
+    if store is not None:
+        store.add(layout.scratch / "out" / TUNING_FILE)
+    return replace(compiled, artifacts=check_instructions(compiled.artifacts, compiled.paths, profile))
+
+
+def _lay_out(source: OpenedSource, scratch: Path, *, isolated: bool, headers: Path | None) -> Layout:
     opened = source.tree or source.program
-    layout = Layout(
+    return Layout(
         scratch=scratch.absolute(),
-        isolated=sandbox is not None,
+        isolated=isolated,
         source=opened and opened.absolute(),
         weights=tuple(path.absolute() for path in source.weights),
         headers=headers,
     )
+
+
+def _job_of(source: OpenedSource, spec: Spec, profile: Profile, *, layout: Layout, seed: int) -> CompileJob:
+    """What the child is told, with every place as it sees it."""
     place = str(layout.inside("source"))
-    job = CompileJob(
+    return CompileJob(
         tree=place if source.tree else "",
         entry=source.entry if source.tree else "",
         requirements=spec.source.requirements,
@@ -108,19 +138,8 @@ def compile_source(
         seed=seed,
         out=str(layout.inside("out")),
         build=str(layout.inside("build")),
-        headers=str(layout.inside("headers")) if headers else "",
+        headers=str(layout.inside("headers")) if layout.headers else "",
     )
-    compiled = run_job(
-        job, layout, limits=spec.limits, sandbox=sandbox, devices=devices, on_event=on_event, should_stop=should_stop
-    )
-    return replace(compiled, artifacts=check_instructions(compiled.artifacts, compiled.paths, profile))
-
-
-def find_cards(profile: Profile) -> tuple[Path, ...]:
-    """The device files of this machine's cards, where `profile` needs one."""
-    patterns = {"cuda": ("nvidia*",), "rocm": ("kfd", "dri")}.get(profile.capability.family, ())
-    found = (path for pattern in patterns for path in Path("/dev").glob(pattern))
-    return tuple(sorted(path for path in found if not path.is_dir() or path.name == "dri"))
 
 
 def ensure_headers(
@@ -183,13 +202,7 @@ def run_job(
         [sys.executable, "-P", "-m", "aot.compile", str(layout.inside("job/job.json"))],
         cwd=layout.inside("build/home"),
         env=layout.environment(job.recipe, job.profile),
-        limits=ChildLimits(
-            wall_seconds=limits.wall_seconds,
-            memory_bytes=limits.memory_bytes,
-            processes=limits.processes,
-            output_bytes=OUTPUT_BYTES,
-            disk_bytes=limits.disk_bytes,
-        ),
+        limits=_limits_of(limits),
         sandbox=sandbox,
         readable=(package_place(),),
         writable=() if sandbox else (layout.scratch / "out", layout.scratch / "build"),
@@ -201,9 +214,24 @@ def run_job(
         should_stop=should_stop,
     )
     outcome = read_outcome(layout.scratch / "out", ended, phase=phase, limits=limits)
+    return _accept(outcome, job, out=layout.scratch / "out", ended=ended)
+
+
+def _limits_of(limits: Limits) -> ChildLimits:
+    return ChildLimits(
+        wall_seconds=limits.wall_seconds,
+        memory_bytes=limits.memory_bytes,
+        processes=limits.processes,
+        output_bytes=OUTPUT_BYTES,
+        disk_bytes=limits.disk_bytes,
+    )
+
+
+def _accept(outcome: CompileOutcome, job: CompileJob, *, out: Path, ended: ChildExit) -> Compiled:
+    """Take over what the child made, once its files are those that it recorded. Raises BackendFailed."""
     if outcome.fingerprint is None:
         raise _failure(BackendFailed, "the child recorded no fingerprint", "build again", ended)
-    paths = dict(check_files(layout.scratch / "out", outcome))
+    paths = dict(check_files(out, outcome))
     return Compiled(
         artifacts=tuple(record_binaries(artifact, paths, job.profile) for artifact in outcome.artifacts),
         fingerprint=outcome.fingerprint,
@@ -251,7 +279,11 @@ def explain_exit(ended: ChildExit, *, phase: Phase, limits: Limits) -> CompileFa
             return _failure(CompileStopped, f"the build was stopped: {ended.stop_reason}", "", ended)
         case _:
             own = phase is Phase.LOADING
-            text = f"the child {ended.describe()} {in_phase}"
+            used = {
+                ExitKind.TOO_MUCH_DISK: f"wrote more than {limits.disk_bytes} bytes to disk",
+                ExitKind.TOO_MANY_PROCESSES: f"ran more than {limits.processes} processes",
+            }
+            text = f"the child {used.get(ended.kind, ended.describe())} {in_phase}"
             hint = "run the factory by itself; its output and its processes count" if own else "see the log"
             return _failure(SourceNotLoadable if own else BackendFailed, text, hint, ended)
 

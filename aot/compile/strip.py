@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Where a node came from in the exporter's files; everything else of a node's record is part of the program.
 _TRACES = ("stack_trace", "source_fn_stack", "custom")
+# Export's mark on nodes that it made itself and that belong to no module: the size of a second dynamic input, say.
+_OF_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 _WRITE_ONE = "write it with torch.export.save(torch.export.export(module, args), path)"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -188,7 +190,9 @@ def _classes_of(program: "ExportedProgram") -> dict[str, str | None]:
     """The class of every module by dotted name, None for one that was not called: the graph tells of calls alone."""
     classes: dict[str, str | None] = {entry.fqn: None for entry in program.module_call_graph}
     for node in program.graph.nodes:
-        for where, kind in (node.meta.get("nn_module_stack") or {}).values():
+        for key, (where, kind) in (node.meta.get("nn_module_stack") or {}).items():
+            if key == _OF_NO_MODULE:
+                continue
             # A module that is called again goes by `name@1`.
             classes[where.partition("@")[0]] = kind if isinstance(kind, str) else full_name(kind)
     return classes

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aot.compile.torch_tuned import measurements_written
 from aot.errors import BackendFailed
 from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
@@ -29,6 +30,14 @@ _REQUIRED = (
 
 # Sets above x86-64-v4 by the feature that names them, the larger first (torch/_inductor/cpu_vec_isa.py).
 _LARGER = (("amx_tile", "VecAMX"), ("avx512_vnni", "VecAVX512VNNI"))
+
+
+def load_compiler() -> None:
+    """Import what every build needs of the compiler: two seconds that belong to no later phase."""
+    import torch._inductor.compile_fx
+    import torch._inductor.select_algorithm
+    import torch.export._trace
+    import torch.utils.cpp_extension  # noqa: F401
 
 
 def known_options() -> dict[str, Any]:
@@ -96,7 +105,7 @@ class Tuning:
 
     kernels: list[Kernel] = field(default_factory=list)
 
-    def note(self, timings: Any, name: str) -> None:
+    def note(self, timings: Any, name: str, *, reused: bool = False) -> None:
         ranked = sorted((float(ms), getattr(choice, "name", str(choice))) for choice, ms in timings.items())
         finite = [(ms, choice) for ms, choice in ranked if ms != float("inf")]
         if not finite:
@@ -108,6 +117,7 @@ class Tuning:
                 candidates=len(ranked),
                 best_us=round(finite[0][0] * 1000, 3),
                 next_us=round(finite[1][0] * 1000, 3) if len(finite) > 1 else None,
+                reused=reused,
             )
         )
 
@@ -121,10 +131,12 @@ def watch_tuning(around: Around = lambda kernel, candidates: contextlib.nullcont
     from torch._inductor import select_algorithm
 
     tuning, current, begun = Tuning(), contextlib.ExitStack(), itertools.count(1)
+    before: list[int] = []
 
     def begin(choices: list[Any]) -> list[Any]:
         # Called for every kernel that could be tuned. A failed one has no end, so the next begins after it.
         current.close()
+        before[:] = [measurements_written()]
         if len(choices) > 1:
             current.enter_context(around(next(begun), len(choices)))
         return choices
@@ -132,7 +144,7 @@ def watch_tuning(around: Around = lambda kernel, candidates: contextlib.nullcont
     def end(*reported: Any) -> None:
         # Five arguments in some releases, six in others: a wrong count fails the build.
         current.close()
-        tuning.note(reported[0], str(reported[1]))
+        tuning.note(reported[0], str(reported[1]), reused=before == [measurements_written()])
 
     told = hasattr(select_algorithm, "add_preprocessing_fn") and hasattr(select_algorithm, "clear_preprocessing_fns")
     if told:
