@@ -1,149 +1,145 @@
-"""Everything on a card, in one command: the GPU tests, then whole jobs through a service, ours against eager.
+"""Everything on a card, in one command: the GPU tests, then models through a service against every other way to start.
 
-`python -m benchmarks.card [--models decoder,resnet] [--pairs 5] [--mode default] [--device cuda]` writes
-`benchmarks/results/<card>-<torch>.json` after each model, so that a run that is cut off keeps what it has, and
-the tests' output beside it. A model's rows and its own eager baseline are from one run on one machine.
+`python -m benchmarks.card [--models decoder,llama-decode] [--rows ours,package,warm] [--seconds 500] [--data DIR]`
+writes `benchmarks/results/<card>-<torch>.json` after each row. A row replaces the same row of the same model and mode
+there and leaves all others, so that several short calls make one file; `--data` keeps builds, checkpoints and compiler
+caches between calls on one machine. When the seconds are over no row is begun any more, and those that were not
+reached are listed in the file. `--device cpu --tiny` tries the whole with few and narrow layers.
+
+Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
+    ours         a bundle that was built by the service and pulled; the registry is not asked
+    package      torch's own loader of packages compiled with the same options
+    jit          torch.compile on empty caches, once; makes what `warm` and `mega-cache` start from
+    warm         torch.compile on the compiler cache that `jit` has left
+    mega-cache   torch.compile on empty caches and the blob that `jit` has saved
+    jit-default  torch.compile in mode default on empty caches, once
+    aot-compile  a function that torch.compile wrote with its guards
+    regions      of decoder-32 and dit: whole and regions in mode default, seconds of the compile, and calls
 """
 
 import argparse
 import json
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cold_start import RESULTS, compare, start_pairs
-from benchmarks.models import MODELS, Model
-from benchmarks.service import ROOT, Service, running_service
-from benchmarks.starts import clean_environ, start_child
+from benchmarks.card_host import card_host, card_label, run_tests
+from benchmarks.card_regions import measure_regions
+from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
+from benchmarks.cold_start import RESULTS
+from benchmarks.models import CARD, DEEP
+from benchmarks.service import running_service
+from benchmarks.starts import ROOT
 
-# Where they are: collecting the whole suite would need its servers.
-GPU_TESTS = ("tests/gpu", "tests/unit/test_environment_nvidia.py")
+REGIONS = "regions"
 
 
 def main() -> int:
     options = _parse()
+    ending = time.monotonic() + options.seconds
     label = options.label or card_label(options.device)
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{label}.json"
-    report: dict[str, Any] = {"host": card_host(options.device), "mode": options.mode, "pairs": options.pairs}
-    report["tests"] = run_tests(RESULTS / f"{label}-tests.txt") if options.tests else None
-    report["models"] = []
-    write(path, report)
-    data = Path(tempfile.mkdtemp(prefix="aot-card-"))
+    RESULTS.mkdir(exist_ok=True)
+    report = read_report(path) | {"host": card_host(options.device)}
+    data = options.data or Path(tempfile.mkdtemp(prefix="aot-card-"))
+    data.mkdir(parents=True, exist_ok=True)
     try:
-        with running_service(data) as service:
-            for name in options.models:
-                report["models"].append(measure(service, MODELS[name], data / name, options))
-                write(path, report)
-                print(json.dumps(report["models"][-1]["summary"]))
+        if options.tests:
+            report["tests"] = run_tests(RESULTS / f"{label}-tests.txt")
+        with running_service(data / "service") as service:
+            bench = Bench(service, data, options)
+            for name, row in plan(options.models, options.rows):
+                take(report, bench, name, row, ending=ending)
+                path.write_text(json.dumps(report, indent=1) + "\n")
     finally:
-        shutil.rmtree(data, ignore_errors=True)
+        if not options.data:
+            shutil.rmtree(data, ignore_errors=True)
+    missed = report["not_reached"]
+    print(f"{len(report['rows'])} rows in {path.name}; not reached: {len(missed)}", file=sys.stderr)
     return 0
 
 
-def run_tests(log: Path) -> str:
-    """Run the suite's GPU tests, keep their output, and return pytest's last line."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-q", *GPU_TESTS]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    text = (ended.stdout + ended.stderr[-4000:]).replace(str(ROOT), ".").replace(sys.prefix, "PREFIX")
-    log.write_text(text)
-    lines = ended.stdout.strip().splitlines()
-    print(lines[-1] if lines else ended.stderr[-300:])
-    return lines[-1] if lines else f"ended with {ended.returncode}"
+def plan(models: list[str], rows: list[str]) -> list[tuple[str, str]]:
+    """Every row of a model before the next model; regions last, for those models that have enough blocks."""
+    taken = [(name, row) for name in models if name in CARD for row in ROWS if row in rows]
+    return taken + [(name, REGIONS) for name in DEEP if REGIONS in rows and name in models]
 
 
-def measure(service: Service, model: Model, caches: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Build the model through the service, pull it, and start eager and ours in turn."""
-    started = time.perf_counter()
-    arguments = ["build", f"{model.name}:card", "--source", str(model.source), "--entry", model.entry]
-    arguments += [part for pin in model.requirements for part in ("--require", pin)]
-    arguments += [part for dimension in model.dimensions for part in ("--dim", dimension)]
-    answer = json.loads(service.aot(*arguments, "--mode", options.mode, "--json"))
-    build_seconds = time.perf_counter() - started
-    reference = f"default/{model.name}@{answer['bundle']}"
-    (signed,) = json.loads(service.aot("show", reference, "--json"))
-    manifest = json.loads(signed["manifest"])
-    service.aot("pull", reference, quiet=True)
-    environ = {**service.environ, "AOT_OFFLINE": "1"}
-    on_device = ["--device", options.device]
-    eager = partial(start_child, ["eager", model.name, *on_device], clean_environ(caches / "eager"))
-    ours_arguments = ["ours", model.name, "--reference", reference, *on_device]
-    ours = partial(start_child, ours_arguments, clean_environ(caches / "ours", **environ))
-    eager_starts, ours_starts = start_pairs(eager, ours, pairs=options.pairs, title=model.name)
-    started_as = compare([start.seconds for start in ours_starts], [start.seconds for start in eager_starts])
-    steady = {
-        "eager": start_child(["eager", model.name, *on_device, "--measure", "3"], clean_environ(caches / "eager")),
-        "ours": start_child([*ours_arguments, "--measure", "3"], clean_environ(caches / "ours", **environ)),
+def take(report: dict[str, Any], bench: Bench, name: str, row: str, *, ending: float) -> None:
+    """Measure one row and put it into the report; one that fails or is not reached is listed with its reason."""
+    mode = "default" if row in (REGIONS, "jit-default") else bench.options.mode
+    key = {"model": name, "mode": mode, "row": row}
+    started = time.monotonic()
+    try:
+        if started >= ending:
+            raise NotReached("the time was over")
+        found = measure_regions(bench, DEEP[name]) if row == REGIONS else measure_row(bench, CARD[name], row)
+    except Exception as error:
+        # One row that fails, of whatever cause, keeps no other from being measured; the reason stands in the results.
+        reason = _placeless(f"{type(error).__name__}: {error}", bench.data)[-2000:]
+        print(f"{name} {row}: {reason}", file=sys.stderr)
+        put(report["not_reached"], {**key, "reason": reason})
+        return
+    found = {
+        **key,
+        "title": {**DEEP, **CARD}[name].title,
+        "took_seconds": round(time.monotonic() - started, 1),
+        **found,
     }
-    speeds = {name: start.measured for name, start in steady.items()}
-    return {
-        "model": model.name,
-        "title": model.title,
-        "build_seconds": build_seconds,
-        "phases": manifest["compile_report"]["phases"],
-        "proof_seconds": manifest["qualification"]["seconds"],
-        "start_proof": manifest["qualification"]["start"],
-        "speeds": [artifact["speeds"] for artifact in manifest["artifacts"]],
-        "kernels": sum(len(artifact["kernels"]) for artifact in manifest["artifacts"]),
-        "bundle_bytes": sum(one["size_bytes"] for artifact in manifest["artifacts"] for one in artifact["files"]),
-        "starts": started_as,
-        "steady": speeds,
-        "counters": ours_starts[0].done["counters"],
-        "reasons": ours_starts[0].done["reasons"],
-        "summary": {
-            "model": model.name,
-            "submit_to_published": round(build_seconds, 1),
-            "start_ratio": round(started_as["ratio_median"], 3),
-            "added_seconds": round(started_as["added_seconds"], 3),
-            "p50_ms": {name: round(speed["p50_ms"], 3) for name, speed in speeds.items()},
-            "compiled_calls": (ours_starts[0].done["counters"] or {}).get("compiled"),
-        },
-    }
+    put(report["rows"], found)
+    report["not_reached"] = [one for one in report["not_reached"] if not _same(one, key)]
+    print(f"{name} {row}: {json.dumps(found.get('summary'))} in {found['took_seconds']} s", file=sys.stderr)
 
 
-def card_host(device: str) -> dict[str, Any]:
-    """What was measured on. Imports torch: this is about the card that torch sees."""
-    import platform
-
-    import torch
-
-    from aot.environment import observe_environment
-
-    node = observe_environment().node
-    found = {"cpu": node.cpu_model, "driver": node.driver, "torch": str(torch.__version__), "cuda": torch.version.cuda}
-    found["python"] = platform.python_version()
-    if device == "cuda":
-        found["card"] = torch.cuda.get_device_name()
-    return found
+def put(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add the row, in place of one of the same model, mode and name."""
+    rows[:] = [one for one in rows if not _same(one, row)] + [row]
 
 
-def card_label(device: str) -> str:
-    import torch
-
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    words = re.sub(r"[^a-z0-9]+", "-", name.lower().replace("nvidia", "")).strip("-")
-    return f"{words}-torch-{torch.__version__.partition('+')[0]}"
+def read_report(path: Path) -> dict[str, Any]:
+    """What earlier calls have left, or an empty report. A file of another form is begun anew."""
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    return found if "rows" in found else {"rows": [], "not_reached": []}
 
 
-def write(path: Path, report: dict[str, Any]) -> None:
-    path.write_text(json.dumps(report, indent=2) + "\n")
+def _placeless(text: str, data: Path) -> str:
+    """Results are published: they name no directory of the machine that they come from."""
+    for place, name in ((data, "DATA"), (sys.prefix, "PREFIX"), (ROOT, "."), (Path.home(), "~")):
+        text = text.replace(str(place), name)
+    return text
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one[field] == other[field] for field in ("model", "mode", "row"))
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=["decoder", "resnet"])
+    parser.add_argument("--models", type=_words, default=list(CARD))
+    parser.add_argument("--rows", type=_words, default=list(ROWS))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--mode", default="max-autotune")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--measure", type=float, default=2.0, help="seconds of calls for each batch")
+    parser.add_argument("--batches", default="1,16", help="the first is the one that a start is timed with")
+    parser.add_argument("--seconds", type=float, default=86400.0)
+    parser.add_argument("--data", type=Path, help="kept; a temporary directory when left out")
     parser.add_argument("--label", default="")
     parser.add_argument("--no-tests", dest="tests", action="store_false")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := [one for one in options.rows if one not in (*ROWS, REGIONS)]:
+        parser.error(f"wanted some of {', '.join((*ROWS, REGIONS))}, found {unknown[0]!r}")
+    if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
+        parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
+    return options
 
 
 if __name__ == "__main__":

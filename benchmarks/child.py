@@ -1,7 +1,8 @@
 """One fresh process: build a model, take a route, run it once, say so; then, if asked, measure and compare.
 
-`python -m benchmarks.child ROUTE MODEL [--bundle REF --lock FILE] [--measure N] [--weights random]`. Lines on stdout
-are JSON; `first-output` is what the parent's clock stops at.
+`python -m benchmarks.child ROUTE MODEL [--reference REF --lock FILE] [--measure N] [--weights random]`. Lines on stdout
+are JSON; `first-output` is what the parent's clock stops at. With `--checkpoint FILE --batches 1,16` the model is one
+of those for cards: its weights are read from that file, and it is called and measured at each batch, the first first.
 """
 
 import argparse
@@ -9,9 +10,12 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-ROUTES = ("eager", "jit", "mega-cache", "save-mega-cache", "ours")
+from benchmarks.routes import ROUTES, SAVES, save_route, take_route
+
+GRADLESS = ("save-package", "save-aot-compile", "aot-compile")
 
 
 def main() -> None:
@@ -19,28 +23,28 @@ def main() -> None:
     marks = {"imports": time.perf_counter()}
     import torch
 
-    from benchmarks.models import MODELS
-
     marks["torch"] = time.perf_counter()
-    source = MODELS[options.model].import_module()
-    module = source.build_module(**({"random_weights": True} if options.weights == "random" else {}))
-    module = module.to(options.device)
-    inputs = tuple(value.to(options.device) for value in source.example_inputs())
+    module, inputs_of = _make_card_model(options) if options.checkpoint else _make_model(options)
+    batches = options.batches or (0,)
+    inputs = inputs_of(batches[0])
     marks["model"] = time.perf_counter()
-    with torch.inference_mode():
-        run = _route(options, module, torch)
+    # Export and guarded traces are made outside of inference mode, as a build makes them, and guards remember that.
+    with torch.inference_mode(options.route not in GRADLESS), torch.no_grad():
+        run = take_route(options, module)
         marks["load"] = time.perf_counter()
         output = run(*inputs)
         float(output.sum())
         marks["call"] = time.perf_counter()
         _say("first-output", seconds=_spans(marks), cpu_seconds=time.thread_time(), modules=_compiler_modules())
-        if options.measure:
-            speed = _measure(run, inputs, options.measure, options.calls)
-            _say("measured", **speed, **_errors(run, module, inputs, torch))
-        if options.route == "save-mega-cache":
-            content, _ = torch.compiler.save_cache_artifacts()
-            with open(options.file, "wb") as file:
-                file.write(content)
+        speeds = [_measure_at(batch, run, inputs_of(batch), options) for batch in batches if options.measure]
+        peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
+        if options.route in SAVES:
+            save_route(options, module, inputs_of)
+        for speed, batch in zip(speeds, batches, strict=False):
+            if not options.no_errors:
+                speed |= _errors(run, module, inputs_of(batch), torch)
+    if speeds:
+        _say("measured", **speeds[0], batches=speeds, peak_bytes=peak)
     counters = getattr(run, "counters", None)
     reasons, miss = list(getattr(run, "reasons", ())), getattr(run, "last_miss", "")
     _say("done", counters=counters, tuned=_tuned(), reasons=reasons, miss=miss)
@@ -58,20 +62,47 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--measure", type=float, default=0.0, help="seconds to measure for")
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--weights", choices=("given", "random"), default="given")
+    parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--no-errors", action="store_true")
+    parser.add_argument("--batches", type=lambda text: tuple(int(one) for one in text.split(",")), default=())
     return parser.parse_args()
 
 
-def _route(options: argparse.Namespace, module: Any, torch: Any) -> Any:
-    if options.route == "eager":
-        return module
-    if options.route == "ours":
-        import aot
+def _make_model(options: argparse.Namespace) -> tuple[Any, Callable[[int], tuple[Any, ...]]]:
+    from benchmarks.models import MODELS
 
-        return aot.load(options.reference, module, lock=options.lock, fallback="raise")
-    if options.route == "mega-cache":
-        with open(options.file, "rb") as file:
-            torch.compiler.load_cache_artifacts(file.read())
-    return torch.compile(module, mode=options.mode, dynamic=True)
+    source = MODELS[options.model].import_module()
+    module = source.build_module(**({"random_weights": True} if options.weights == "random" else {}))
+    module = module.to(options.device)
+    return module, lambda batch: tuple(value.to(options.device) for value in source.example_inputs())
+
+
+def _make_card_model(options: argparse.Namespace) -> tuple[Any, Callable[[int], tuple[Any, ...]]]:
+    from pathlib import Path
+
+    import torch
+
+    from benchmarks.checkpoint import make_empty, read_checkpoint
+    from benchmarks.models import CARD, DEEP
+
+    model = {**DEEP, **CARD}[options.model]
+    source, size = model.import_module(), model.size(tiny=options.tiny)
+    dtype = torch.float32 if options.tiny else torch.bfloat16
+    module = make_empty(lambda: source.build_module(size=size).to(dtype))
+    module = read_checkpoint(module, Path(options.checkpoint), device=options.device)
+
+    def inputs_of(batch: int) -> tuple[Any, ...]:
+        given = source.example_inputs(batch, size=size, **dict(model.inputs))
+        placed = (value.to(dtype) if value.is_floating_point() else value for value in given)
+        return tuple(value.to(options.device) for value in placed)
+
+    return module, inputs_of
+
+
+def _measure_at(batch: int, run: Any, inputs: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Latencies at one batch; a route that compiles at its first call does so before they are taken."""
+    return {"batch": batch, **_measure(run, inputs, options.measure, options.calls)}
 
 
 def _measure(run: Any, inputs: Any, seconds: float, calls: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aot.environment import observe_environment
-from benchmarks.models import MODELS, Model
+from benchmarks.models import MEASURED, MODELS, Model
 from benchmarks.service import ROOT, Service, running_service
 from benchmarks.starts import Start, clean_environ, count_processes, median_ratio, start_child
 
@@ -139,8 +139,14 @@ def host() -> dict[str, Any]:
 
 
 def default_label() -> str:
-    facts = host()
-    words = f"{facts['capability']}-torch-{facts['torch']}".replace("cpu:", "")
+    return _label(f"{cpu_label()}-torch-{host()['torch']}")
+
+
+def cpu_label() -> str:
+    return _label(str(host()["capability"]).replace("cpu:", ""))
+
+
+def _label(words: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in words)
 
 
@@ -164,7 +170,7 @@ def print_report(results: list[dict[str, Any]]) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MEASURED))
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--jit", type=int, default=3)
     parser.add_argument("--label", default="")

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50304, 1024
+# Blocks of the variants that are measured on cards; "deep" has enough of them to show what regions are worth.
+SIZES = {"full": LAYERS, "tiny": 1, "deep": 32, "deep_tiny": 4}
 
 
 class Block(nn.Module):
@@ -47,12 +49,13 @@ class Decoder(nn.Module):
         return self.head(self.norm(hidden))
 
 
-def build_module(*, layers: int = LAYERS, seed: int = 0) -> Decoder:
+def build_module(*, layers: int | None = None, seed: int = 0, size: str = "full") -> Decoder:
     torch.manual_seed(seed)
-    return Decoder(layers).eval()
+    return Decoder(SIZES[size] if layers is None else layers).eval()
 
 
-def example_inputs(batch: int = 1, length: int = 64) -> tuple[Tensor]:
+def example_inputs(batch: int = 1, length: int = 64, *, size: str = "full") -> tuple[Tensor]:
+    """Token ids of one shape, the same for every size."""
     return (torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(0)),)
 
 
@@ -63,3 +66,29 @@ def build() -> dict[str, object]:
         "dimensions": {"batch": (1, 8), "length": (2, 256)},
         "dynamic_shapes": {"ids": {0: "batch", 1: "length"}},
     }
+
+
+def make(size: str, dtype: torch.dtype) -> dict[str, object]:
+    """One size with exact batches, and 64 tokens."""
+    return {
+        "module": build_module(size=size).to(dtype),
+        "args": example_inputs(1),
+        "dimensions": {"batch": {"buckets": [1, 16]}},
+        "dynamic_shapes": {"ids": {0: "batch"}},
+    }
+
+
+def build_bf16() -> dict[str, object]:
+    return make("full", torch.bfloat16)
+
+
+def build_tiny() -> dict[str, object]:
+    return make("tiny", torch.float32)
+
+
+def deep_bf16() -> dict[str, object]:
+    return make("deep", torch.bfloat16)
+
+
+def deep_tiny() -> dict[str, object]:
+    return make("deep_tiny", torch.float32)

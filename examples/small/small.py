@@ -19,6 +19,16 @@ class Perceptron(nn.Module):
         return self.layers(left + right)
 
 
+def build_module(*, random_weights: bool = False) -> Perceptron:
+    """The module of `build`, or one with weights that no build has seen."""
+    torch.manual_seed(1 if random_weights else 0)
+    return Perceptron(16, 3).eval()
+
+
+def example_inputs() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 16), torch.randn(2, 16)
+
+
 def make(width: int, batch: int, *, depth: int = 3) -> dict[str, object]:
     torch.manual_seed(0)
     return {

@@ -1,0 +1,217 @@
+"""The rows of one model on a card: each way to start it beside eager, in fresh processes, taken in turn.
+
+A row has, for itself and for the eager baseline of its own: seconds to first output of every start, latencies at each
+batch, largest error to float64 and peak memory of the device; and for itself the programs that were started, compiler
+modules beyond eager's, and the bytes that it ships.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoint import write_checkpoint
+from benchmarks.cold_start import compare, start_pairs
+from benchmarks.models import Model
+from benchmarks.service import Service
+from benchmarks.starts import Start, clean_environ, count_processes, start_child
+
+ROWS = ("ours", "package", "jit", "warm", "mega-cache", "jit-default", "aot-compile")
+_ONCE = ("jit", "jit-default")  # on empty caches: a minute or more each
+
+
+class NotReached(Exception):
+    """The row was not begun, or has nothing to begin with."""
+
+
+@dataclass
+class Bench:
+    """What all rows share: the service, where files lie, and what was asked for."""
+
+    service: Service
+    data: Path
+    options: argparse.Namespace
+    references: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> Path:
+        return self.data / "runs"
+
+    def words(self, model: Model, *, batches: str = "") -> list[str]:
+        """The arguments that every child of this model has, after the route."""
+        found = [model.name, "--device", self.options.device, "--checkpoint", str(self.checkpoint(model))]
+        return [*found, "--batches", batches or self.options.batches, *(["--tiny"] if self.options.tiny else [])]
+
+    def checkpoint(self, model: Model) -> Path:
+        """The model's weights, written once; programs of one module share a file."""
+        size = model.size(tiny=self.options.tiny)
+        path = self.data / "weights" / f"{model.source.name}-{size}.safetensors"
+        if not path.is_file():
+            import torch
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            dtype = torch.float32 if self.options.tiny else torch.bfloat16
+            write_checkpoint(model.import_module().build_module(size=size).to(dtype), path)
+        return path
+
+    def build(self, model: Model, mode: str, *extra: str, name: str = "") -> dict[str, Any]:
+        """Build through the service, pull, and return the reference, what the build took and what it weighs."""
+        name = name or f"{model.name}-{mode}"
+        if name in self.references:
+            return self.references[name]
+        started = time.perf_counter()
+        entry = model.entry_of(tiny=self.options.tiny)
+        words = ["build", f"{name}:card", "--source", str(model.source), "--entry", entry, "--mode", mode]
+        answer = json.loads(self.service.aot(*words, *extra, "--json"))
+        seconds = time.perf_counter() - started
+        reference = f"default/{name}@{answer['bundle']}"
+        (signed,) = json.loads(self.service.aot("show", reference, "--json"))
+        self.service.aot("pull", reference, quiet=True)
+        self.references[name] = {"reference": reference, "build_seconds": seconds, **_of_manifest(signed["manifest"])}
+        return self.references[name]
+
+    def ours_environ(self, place: Path) -> dict[str, str]:
+        return clean_environ(place, **{**self.service.environ, "AOT_URL": "", "AOT_OFFLINE": "1"})
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How one row starts: the child's words, an environment for each start, what it ships, and more to report."""
+
+    words: Sequence[str]
+    environ: Callable[[], dict[str, str]]
+    shipped_bytes: Callable[[], int | None]
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def measure_row(bench: Bench, model: Model, row: str) -> dict[str, Any]:
+    """Pairs of eager and the row, then both measured. Raises NotReached where what it starts from is missing."""
+    way = _way(bench, model, row)
+    eager_environ = clean_environ(bench.runs / "eager")
+    eager_words = ["eager", *bench.words(model)]
+    measuring = ["--measure", str(bench.options.measure)]
+    if row in _ONCE:
+        measured = start_child([*way.words, *measuring], way.environ())
+        eager, this = [start_child(eager_words, eager_environ) for _ in range(2)][1:], [measured]
+    else:
+        eager, this = start_pairs(
+            lambda: start_child(eager_words, eager_environ),
+            lambda: start_child(way.words, way.environ()),
+            pairs=bench.options.pairs,
+            title=f"{model.name} {row}",
+        )
+        measured = start_child([*way.words, *measuring], way.environ())
+    baseline = start_child([*eager_words, *measuring], eager_environ)
+    programs = [] if row in _ONCE else count_processes(way.words, way.environ())
+    counted = None if row in _ONCE else [Path(program).name for program in programs]
+    return _report(eager, this, baseline, measured) | {"processes": counted, "bytes": way.shipped_bytes()} | way.more
+
+
+def _report(eager: list[Start], this: list[Start], baseline: Start, measured: Start) -> dict[str, Any]:
+    compared = compare([one.seconds for one in this], [one.seconds for one in eager])
+    extra = sorted(set(this[0].first["modules"]) - set(eager[0].first["modules"]))
+    steady = {"eager": baseline.measured, "this": measured.measured}
+    speeds = {
+        f"{one['batch']}": round(other["p50_ms"] / one["p50_ms"], 3)
+        for one, other in zip(measured.measured["batches"], baseline.measured["batches"], strict=False)
+    }
+    start = {"start_ratio": round(compared["ratio_median"], 3), "added_seconds": round(compared["added_seconds"], 3)}
+    return {
+        "seconds": compared.pop("ours_seconds"),
+        **compared,
+        "spans": this[-1].first["seconds"],
+        "steady": steady,
+        "compiler_modules_beyond_eager": len(extra),
+        "counters": measured.done["counters"],
+        "reasons": measured.done["reasons"],
+        "summary": {**start, "eager_over_this": speeds},
+    }
+
+
+def _way(bench: Bench, model: Model, row: str) -> _Way:
+    mode, place = bench.options.mode, bench.runs / f"{model.name}-{bench.options.mode}"
+    words = [*bench.words(model), "--mode", mode]
+    tuned, blob = place / "jit", place / "mega-cache.bin"
+    match row:
+        case "ours":
+            built = bench.build(model, mode)
+            ours = ["ours", *words, "--reference", built["reference"]]
+            return _Way(ours, lambda: bench.ours_environ(place / "ours"), lambda: built["bundle_bytes"], built)
+        case "package":
+            return _package(bench, words, place)
+        case "jit":
+            for old in (tuned, blob):
+                shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+            save = ["save-mega-cache", *words, "--file", str(blob)]
+            return _Way(save, lambda: clean_environ(tuned), lambda: size_of(tuned / "inductor"))
+        case "warm":
+            _require(blob)
+            shipped = size_of(tuned / "inductor")
+            return _Way(["jit", *words], lambda: clean_environ(tuned), lambda: shipped)
+        case "mega-cache":
+            _require(blob)
+            load = ["mega-cache", *words, "--file", str(blob)]
+            return _Way(load, lambda: _empty(place / "mega-cache"), blob.stat().st_size.__int__)
+        case "jit-default":
+            plain = ["jit", *bench.words(model), "--mode", "default"]
+            return _Way(plain, lambda: _empty(place / "jit-default"), lambda: size_of(place / "jit-default/inductor"))
+        case _:
+            return _aot_compile(bench, model, place)
+
+
+def _package(bench: Bench, words: list[str], place: Path) -> _Way:
+    packages = place / "packages"
+    if not (packages / "done").is_file():
+        started = time.perf_counter()
+        start_child(["save-package", *words, "--file", str(packages)], clean_environ(place / "package-build"))
+        (packages / "done").write_text(str(time.perf_counter() - started))
+    seconds = float((packages / "done").read_text())
+    shipped = sum(path.stat().st_size for path in packages.glob("*.pt2"))
+    load = ["package", *words, "--file", str(packages)]
+    # Its caches stay from start to start: on empty ones this loader compiles a probe of the instruction set first.
+    return _Way(load, lambda: clean_environ(place / "package"), lambda: shipped, {"build_seconds": seconds})
+
+
+def _aot_compile(bench: Bench, model: Model, place: Path) -> _Way:
+    """One shape: what torch writes answers for the inputs that it was traced with. Tuned as `jit` was, where it ran."""
+    first = bench.options.batches.partition(",")[0]
+    words = [*bench.words(model, batches=first), "--mode", bench.options.mode, "--file", str(place / "function.bin")]
+    started = time.perf_counter()
+    start_child(["save-aot-compile", *words], clean_environ(place / "aot-compile-build"))
+    more = {"build_seconds": time.perf_counter() - started}
+    shipped = (place / "function.bin").stat().st_size
+    return _Way(["aot-compile", *words], lambda: _empty(place / "aot-compile"), lambda: shipped, more)
+
+
+def _empty(place: Path) -> dict[str, str]:
+    shutil.rmtree(place, ignore_errors=True)
+    return clean_environ(place)
+
+
+def _require(blob: Path) -> None:
+    if not blob.is_file():
+        raise NotReached(
+            "it starts from what the row jit leaves on this machine: run that before, with the same --data"
+        )
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _of_manifest(text: str) -> dict[str, Any]:
+    manifest = json.loads(text)
+    artifacts = manifest["artifacts"]
+    files = {one["digest"]: one["size_bytes"] for artifact in artifacts for one in artifact["files"]}
+    return {
+        "phases": manifest["compile_report"]["phases"],
+        "proof_seconds": manifest["qualification"]["seconds"],
+        "speeds": [artifact["speeds"] for artifact in artifacts],
+        "artifacts": len(artifacts),
+        "kernels": sum(len(artifact["kernels"]) for artifact in artifacts),
+        "bundle_bytes": sum(files.values()),
+    }

@@ -1,0 +1,170 @@
+"""The bookkeeping of a card's benchmark: which rows are planned, kept and replaced, and what the table says of them."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import card
+from benchmarks.card_rows import Bench
+from benchmarks.models import CARD, DEEP
+from benchmarks.table import geometric_mean, missed, peak_ratio, render, rows_of
+
+MODE = "max-autotune"
+
+
+def speeds(*pairs: tuple[int, float], peak: int = 100) -> dict[str, Any]:
+    batches = [
+        {"batch": batch, "p50_ms": ms, "p90_ms": ms * 1.1, "error": 1e-3, "eager_error": 2e-3} for batch, ms in pairs
+    ]
+    return {**batches[0], "batches": batches, "peak_bytes": peak}
+
+
+def a_row(
+    model: str, row: str, *, mode: str = MODE, ms: float = 1.0, ratio: float = 1.0, size: int = 1
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "mode": mode,
+        "row": row,
+        "title": CARD[model].title,
+        "seconds": [5.0 * ratio, 6.0 * ratio],
+        "eager_seconds": [5.0, 6.0],
+        "ratio_median": ratio,
+        "added_seconds": 5.5 * (ratio - 1),
+        "steady": {"eager": speeds((1, 2.0), (16, 8.0)), "this": speeds((1, ms), (16, 4 * ms), peak=101)},
+        "processes": [],
+        "compiler_modules_beyond_eager": 0,
+        "bytes": size,
+    }
+
+
+def a_report(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"host": {"card": "a card", "torch": "2.11.0"}, "rows": list(rows), "not_reached": []}
+
+
+def test_the_table_has_ratios_of_ours_to_eager_to_jit_and_to_the_mega_cache() -> None:
+    report = a_report(
+        a_row("decoder", "ours", ms=0.5, ratio=1.02, size=1_000_000),
+        a_row("decoder", "jit", ms=1.0, ratio=20.0),
+        a_row("decoder", "mega-cache", ms=1.0, ratio=6.0, size=20_000_000),
+    )
+    text = "\n".join(render(report, MODE))
+    assert "| GPT-2-size decoder (124 M), 64 tokens | 5.50 s | 1.020 | +110 ms | 5.61 s | - | - | 33.00 s |" in text
+    assert "| 1 | 2.000 (2.200) ms | 0.500 (0.550) ms | 1.000 ms | - | 4.00 | 0.50 |" in text
+    assert "Geometric mean of eager / ours: 4.00." in text
+    assert "| 1.00 MB | - | 20.00 MB | - | 0.050 | 1.010 | 1.0e-03 (2.0e-03) | 0 | 0 |" in text
+    assert text.endswith("Missed: nothing.")
+
+
+def test_every_bound_that_was_not_kept_is_listed_with_its_figure() -> None:
+    report = a_report(
+        a_row("llama-decode", "ours", ms=2.5, ratio=1.2, size=5),
+        a_row("llama-decode", "jit", ms=2.6),
+        a_row("llama-decode", "mega-cache", size=10),
+    )
+    report["not_reached"] = [{"model": "vit", "mode": MODE, "row": "ours", "reason": "NotReached: the time was over"}]
+    found = "\n".join(missed(report, MODE))
+    assert "llama-decode: start ours / eager 1.200, wanted at most 1.05" in found
+    assert "llama-decode, batch 1: ours / JIT in this mode 0.96, wanted at most 0.9" in found
+    assert "batch 16: ours / JIT" not in found  # 0.96 is enough where launches do not dominate
+    assert "llama-decode, batch 1: eager / ours 0.80, wanted at least 1.0" in found
+    assert "geometric mean of eager / ours 0.80, wanted at least 1.7" in found
+    assert "bundle / Mega-Cache bytes 0.50, wanted at most 0.1" in found
+    assert "vit, ours: not measured: NotReached: the time was over" in found
+
+
+def test_memory_is_bounded_only_in_modes_without_graphs() -> None:
+    row = a_row("bert", "ours", ms=0.5)
+    row["steady"]["this"]["peak_bytes"] = 110
+    assert peak_ratio({"ours": row}) == 1.1
+    assert not any("peak memory" in one for one in missed(a_report(row), MODE))
+    assert any("peak memory" in one for one in missed(a_report({**row, "mode": "default"}), "default"))
+
+
+def test_regions_are_judged_by_what_they_save_and_keep() -> None:
+    one = {"model": "dit", "mode": "default", "row": "regions", "title": "DiT", "times_cheaper": 5.0, "speed_kept": 0.9}
+    one |= {
+        "compile_seconds": {"whole": 50.0, "auto": 10.0},
+        "steady": {way: speeds((1, 1.0)) for way in ("whole", "auto", "eager")},
+    }
+    report = a_report(one)
+    assert "| DiT | 50.0 s | 10.0 s | 5.0x | 1.000 ms | 1.000 ms | 1.000 ms |" in render(report, MODE)
+    found = list(missed(report, MODE))
+    assert found[0] == "dit: regions compile 5.0x cheaper, wanted 7.5x"
+    assert found[1] == "dit: regions keep 90% of the speed, wanted 95%"
+
+
+def test_rows_of_another_mode_are_left_out_but_for_jit_in_its_own() -> None:
+    report = a_report(
+        a_row("bert", "ours"), a_row("bert", "package", mode="default"), a_row("bert", "jit-default", mode="default")
+    )
+    assert list(rows_of(report, MODE)["bert"]) == ["ours", "jit-default"]
+    assert geometric_mean({}) is None
+
+
+def test_a_row_replaces_only_that_of_the_same_model_mode_and_name() -> None:
+    rows = [a_row("bert", "ours"), a_row("bert", "ours", mode="default"), a_row("vit", "ours"), a_row("bert", "jit")]
+    card.put(rows, a_row("bert", "ours", ms=0.25))
+    assert len(rows) == 4
+    assert [one["steady"]["this"]["p50_ms"] for one in rows] == [1.0, 1.0, 1.0, 0.25]
+
+
+def test_models_come_one_after_the_other_and_regions_last() -> None:
+    assert card.plan(["vit", "dit"], ["ours", "jit", "regions"]) == [
+        *(("vit", "ours"), ("vit", "jit"), ("dit", "ours"), ("dit", "jit")),
+        ("dit", "regions"),
+    ]
+    assert ("decoder-32", "regions") in card.plan(["decoder-32"], ["regions"])
+
+
+def test_a_row_that_fails_or_has_no_time_is_listed_and_forgotten_once_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = a_report()
+    bench = Bench(SimpleNamespace(), tmp_path, Namespace(mode=MODE))  # type: ignore[arg-type]
+    card.take(report, bench, "bert", "ours", ending=0.0)
+    assert report["not_reached"][0]["reason"] == "NotReached: the time was over"
+
+    def fail(bench: Bench, model: Any, row: str) -> dict[str, Any]:
+        raise RuntimeError("the child ended with 1")
+
+    monkeypatch.setattr(card, "measure_row", fail)
+    card.take(report, bench, "bert", "ours", ending=1e12)
+    assert [one["reason"] for one in report["not_reached"]] == ["RuntimeError: the child ended with 1"]
+    monkeypatch.setattr(card, "measure_row", lambda bench, model, row: a_row("bert", "ours") | {"summary": {}})
+    card.take(report, bench, "bert", "ours", ending=1e12)
+    assert (report["not_reached"], len(report["rows"])) == ([], 1)
+
+
+def test_an_earlier_file_is_continued_and_one_of_another_form_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert card.read_report(path) == {"rows": [], "not_reached": []}
+    path.write_text(json.dumps(a_report(a_row("bert", "ours"))))
+    assert len(card.read_report(path)["rows"]) == 1
+    path.write_text('{"models": []}')
+    assert card.read_report(path) == {"rows": [], "not_reached": []}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", [*CARD, "decoder-32"])
+def test_weights_from_a_file_give_what_the_module_gave(name: str, tmp_path: Path) -> None:
+    import torch
+
+    from benchmarks.checkpoint import make_empty, read_checkpoint, write_checkpoint
+
+    model = {**DEEP, **CARD}[name]
+    source, size = model.import_module(), model.size(tiny=True)
+    made = getattr(source, model.entry_of(tiny=True).partition(":")[2])()
+    module = made["module"]
+    path = tmp_path / "weights.safetensors"
+    write_checkpoint(module, path)
+    read = read_checkpoint(make_empty(lambda: source.build_module(size=size)), path, device="cpu")
+    inputs = source.example_inputs(2, size=size, **dict(model.inputs))
+    with torch.inference_mode():
+        assert torch.equal(module(*inputs), read(*inputs))
+    tied = [id(tensor) for _, tensor in module.named_parameters()]
+    assert len(tied) == sum(1 for _ in read.parameters())  # tied tensors are one again
