@@ -33,11 +33,13 @@ _PLACES = {
     "pull": "aot.runtime.pod",
     "rebind": "aot.runtime.pod",
     "select": "aot.select",
+    "warm": "aot.capture.warm",
 }
 
 __all__ = ["__version__", *_PLACES]
 
 if TYPE_CHECKING:
+    from aot.capture.warm import warm
     from aot.client import RegistryClient
     from aot.config import Config
     from aot.environment import observe_environment

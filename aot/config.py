@@ -92,6 +92,11 @@ def whole_environ() -> dict[str, str]:
     return dict(os.environ)
 
 
+def change_environ(changes: Mapping[str, str]) -> None:
+    """Set these variables of the process itself, for what it imports and starts after this."""
+    os.environ.update(changes)
+
+
 def _wrong(variable: str, found: str, wanted: str) -> InvalidConfig:
     return InvalidConfig(f"{variable} is {found[:200]!r}", hint=f"set it to {wanted}", details={"variable": variable})
 

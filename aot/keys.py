@@ -12,7 +12,7 @@ from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor, FactorChange, Fingerprint
 from aot.schema.profile import Profile
 from aot.schema.recipe import Route
-from aot.schema.spec import FactorySource, KernelSource, Spec
+from aot.schema.spec import BytecodeSource, CommandSource, FactorySource, KernelSource, ProgramSource, Spec
 
 # Part of every key: a change in how we compile (settings, guards) must not answer with what an older version built.
 BUILD_GENERATION = 1
@@ -20,9 +20,19 @@ BUILD_GENERATION = 1
 
 def factors_of(spec: Spec, profile: Profile) -> tuple[Factor, ...]:
     """Return every factor of the build that `spec` asks of `profile`, in their fixed order."""
-    source, recipe, toolchain = spec.source, spec.recipe, profile.toolchain
-    if isinstance(source, KernelSource):
-        return _factors_of_kernels(source, profile)
+    match spec.source:
+        case KernelSource() as source:
+            return _factors_of_kernels(source, profile)
+        case BytecodeSource() as source:
+            return _factors_of_bytecode(source)
+        case CommandSource() as source:
+            return _factors_of_command(source, spec, profile)
+        case FactorySource() | ProgramSource() as source:
+            return _factors_of_model(source, spec, profile)
+
+
+def _factors_of_model(source: FactorySource | ProgramSource, spec: Spec, profile: Profile) -> tuple[Factor, ...]:
+    recipe, toolchain = spec.recipe, profile.toolchain
     packed = source.tree.digest if isinstance(source, FactorySource) else source.program.digest
     values: list[tuple[str, object]] = [
         ("generation", BUILD_GENERATION),
@@ -70,6 +80,39 @@ def _factors_of_kernels(source: KernelSource, profile: Profile) -> tuple[Factor,
         ("triton", profile.toolchain.triton),
         ("signatures", sorted(source.signatures, key=lambda signature: signature.name)),
     )
+    return tuple(Factor.of(name, value) for name, value in values)
+
+
+def _factors_of_bytecode(source: BytecodeSource) -> tuple[Factor, ...]:
+    """Source and interpreter decide bytecode; the CPU, torch as a library and the compiler do not."""
+    values: list[tuple[str, object]] = [("generation", BUILD_GENERATION), ("interpreter", source.interpreter)]
+    values += [
+        (f"distribution:{one.name}", (one.version, one.record, one.files))
+        for one in sorted(source.distributions, key=lambda one: one.name)
+    ]
+    return tuple(Factor.of(name, value) for name, value in values)
+
+
+def _factors_of_command(source: CommandSource, spec: Spec, profile: Profile) -> tuple[Factor, ...]:
+    """What a command leaves in its caches hangs on everything that compiles, and on what it is started with."""
+    toolchain, environment = profile.toolchain, spec.recipe.environment
+    values: list[tuple[str, object]] = [
+        ("generation", BUILD_GENERATION),
+        ("command", source.command),
+        ("source", source.tree.digest if source.tree else ""),
+        ("entries", source.entries),
+        ("requirements", sorted(source.requirements)),
+        ("capability", profile.capability),
+        ("torch", toolchain.torch),
+        ("triton", toolchain.triton),
+        ("cuda", toolchain.cuda),
+        ("compiler", toolchain.compiler),
+        ("libc", toolchain.libc),
+        ("python", ".".join(toolchain.python.split(".")[:2])),
+        ("device", profile.device),
+        ("threads", profile.threads),
+    ]
+    values += [(f"environment:{name}", environment[name]) for name in sorted(environment)]
     return tuple(Factor.of(name, value) for name, value in values)
 
 

@@ -31,12 +31,15 @@ _STEPS = {
     "kernel": "boot Linux {wanted} or newer",
     "torch": "install torch {wanted}",
     "python": "run under Python {wanted}",
+    "interpreter": "run under Python {wanted}",
     "triton": "install triton {wanted}",
     "libc": "use an image with glibc {wanted} or newer",
     "libstdcxx": "use an image whose libstdc++ has GLIBCXX_{wanted}",
     "cxx11_abi": "install a torch whose C++ strings are of the new ABI: {wanted}",
     "cuda": "install a torch built for CUDA {wanted}, or newer in that major release",
     "hip": "install a torch built for HIP {wanted}",
+    "bytecode": "run under the interpreter {wanted}",
+    "distribution": "install {wanted}",
     "threads": "torch.set_num_threads({wanted})",
     "deterministic": "torch.use_deterministic_algorithms(False)",
     "matmul_precision": 'torch.set_float32_matmul_precision("{wanted}")',
@@ -91,7 +94,8 @@ def nearest(decisions: Iterable[Decision]) -> tuple[Near, ...]:
 def missing(environment: Environment, *, profiles: Sequence[Profile] = ()) -> Need:
     """Return what to build for `environment`, and which of `profiles` would build it.
 
-    A host with a card and a torch for it is served by a build for that card, as `aot build` would choose there.
+    A host with a card and a torch for it is served by a build for that card, as `aot build` would choose there. What
+    kernels alone are built for is no answer: no worker builds there.
     """
     node, container = environment.node, environment.container
     gpu = _card(environment)
@@ -110,7 +114,7 @@ def missing(environment: Environment, *, profiles: Sequence[Profile] = ()) -> Ne
     fitting = [
         (profile, verdict)
         for profile in profiles
-        if profile.capability.family == family
+        if profile.capability.family == family and not profile.is_for_kernels
         if not isinstance(verdict := verdict_on_profile(profile, environment), Rejected)
     ]
     if not fitting:

@@ -15,8 +15,11 @@ from aot.schema.guard import RELATIONS, InputGuard
 from aot.schema.manifest import Manifest
 from aot.schema.recipe import Randomness, Route
 from aot.schema.report import Emulation, Qualification, StartProof
+from aot.schema.spec import BytecodeSource, CommandSource
 
 CHECKED = "checked"
+REBUILT = "rebuilt: equal bytes"  # of bytecode: somebody else has compiled the same sources again
+RECAPTURED = "captured again"  # of caches: a worker's own run of the command wrote them, and a second one used them
 PTRACE = "ptrace"
 PERTURBED, SECOND_CALL = "perturbed", "second call"
 MOST_NAMED = 5
@@ -26,6 +29,10 @@ _SIZE = re.compile(r"\bs\[(\d{1,6})\]\[(\d{1,6})\]")
 
 def faults_of(manifest: Manifest) -> tuple[str, ...]:
     """Return everything that is missing from the manifest's proof or did not pass; nothing where it may go live."""
+    if isinstance(manifest.spec.source, BytecodeSource):
+        return (*_of_place(manifest), *_of_bytecode(manifest))
+    if isinstance(manifest.spec.source, CommandSource):
+        return (*_of_place(manifest), *_of_caches(manifest))
     return tuple(
         (
             *_of_place(manifest),
@@ -42,6 +49,21 @@ def _of_place(manifest: Manifest) -> Iterator[str]:
     proof = manifest.qualification
     if (proof.profile, proof.torch) != (manifest.profile.name, manifest.profile.toolchain.torch):
         yield f"it was proven on {proof.profile or 'no profile'} with torch {proof.torch or 'unknown'}"
+
+
+def _of_bytecode(manifest: Manifest) -> Iterator[str]:
+    """Bytecode computes nothing that could be compared with eager: it is right when its source gives these bytes."""
+    if manifest.qualification.numerics != REBUILT:
+        yield "nobody has compiled its sources again and found the same bytes"
+
+
+def _of_caches(manifest: Manifest) -> Iterator[str]:
+    """Entries of a cache are what a compiler wrote while the command ran: right when they were not somebody else's."""
+    proof = manifest.qualification
+    if proof.numerics != RECAPTURED:
+        yield "no worker has run the command and written its entries itself"
+    if proof.recompiles:
+        yield f"a second run of the command compiled {proof.recompiles} graphs again"
 
 
 def _of_start(manifest: Manifest, start: StartProof | None) -> Iterator[str]:

@@ -188,10 +188,15 @@ class SigningKey:
 
 def sign(statement: Statement, *keys: SigningKey) -> Envelope:
     """Return an envelope with one signature by each key; two keys while one replaces the other."""
-    payload = encode(statement)
-    message = pre_authentication_encoding(PAYLOAD_TYPE, payload)
+    return seal(encode(statement), PAYLOAD_TYPE, *keys)
+
+
+def seal(payload: bytes, kind: str, *keys: SigningKey) -> Envelope:
+    """Return an envelope around `payload`, which can be read as a `kind` alone, with one signature by each key."""
+    message = pre_authentication_encoding(kind, payload)
     return Envelope(
         payload=base64.b64encode(payload).decode(),
+        payload_type=kind,
         signatures=tuple(
             Signature(keyid=key.public.keyid, sig=base64.b64encode(key.sign(message)).decode()) for key in keys
         ),
@@ -226,15 +231,7 @@ def verify(
 
 def verified_statement(envelope: Envelope, trusted: TrustedKeys) -> Statement:
     """Return what a trusted key signed, whatever it is about. Raises SignatureRejected."""
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise SignatureRejected(
-            f"the envelope holds {envelope.payload_type[:80]!r}, wanted {PAYLOAD_TYPE!r}",
-            hint="it was signed for another purpose; update aot if the registry is newer",
-        )
-    payload = _from_base64(envelope.payload)
-    if payload is None:
-        raise SignatureRejected("the envelope's payload is not base64", hint="fetch the bundle again")
-    _check_signature(envelope, payload, trusted)
+    payload = unseal(envelope, trusted, kind=PAYLOAD_TYPE)
     try:
         return decode(payload, Statement, what="signed statement")
     except MalformedDocument as error:
@@ -242,6 +239,20 @@ def verified_statement(envelope: Envelope, trusted: TrustedKeys) -> Statement:
             f"the signed payload is no statement about a bundle: {error.message}",
             hint="update aot if the registry is newer",
         ) from error
+
+
+def unseal(envelope: Envelope, trusted: TrustedKeys, *, kind: str) -> bytes:
+    """Return the payload, a `kind` that a trusted key signed. Raises SignatureRejected."""
+    if envelope.payload_type != kind:
+        raise SignatureRejected(
+            f"the envelope holds {envelope.payload_type[:80]!r}, wanted {kind!r}",
+            hint="it was signed for another purpose; update aot if the registry is newer",
+        )
+    payload = _from_base64(envelope.payload)
+    if payload is None:
+        raise SignatureRejected("the envelope's payload is not base64", hint="fetch the bundle again")
+    _check_signature(envelope, payload, trusted)
+    return payload
 
 
 def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:

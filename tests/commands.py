@@ -100,6 +100,19 @@ def interrupt(process: "subprocess.Popen[str]") -> Ran:
     return end(process)
 
 
+def processes_naming(text: str) -> list[str]:
+    """The command lines of all processes that have `text` in them or in their environment."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words, environ = (place / "cmdline").read_bytes(), (place / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in words + environ:
+            found.append(words.replace(b"\0", b" ").decode())
+    return found
+
+
 def clean_environ(home: Path, **variables: str) -> dict[str, str]:
     """An environment without any of the product's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AOT_")}

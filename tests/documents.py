@@ -33,6 +33,7 @@ from tests.builders import (
     manifest_text,
 )
 from tests.kernel_builders import a_kernel_manifest
+from tests.route_builders import a_bytecode_manifest, a_function_manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -92,6 +93,8 @@ def documents() -> dict[str, Any]:
         "manifest-frozen": a_manifest(a_frozen_spec()),
         "manifest-gpu": a_manifest(a_spec(profile="h100", recipe=rich), profile=a_gpu_profile()),
         "manifest-kernel": a_kernel_manifest(),
+        "manifest-bytecode": a_bytecode_manifest(),
+        "manifest-function": a_function_manifest(),
         "envelope": ENVELOPE,
         "selection": a_selection(),
         "environment": an_environment(),
@@ -158,6 +161,7 @@ def messages() -> dict[str, tuple[Any, Any]]:
             renewed,
         ),
         "fail": (builds.FailRequest(error=refusal, report=a_report()), failed),
+        "retry": (builds.RetryRequest(reason="the disk was full"), builds.SubmitReply(build=a_view(), created=True)),
         "release": (builds.ReleaseRequest(reason="shutting down"), a_view(state=BuildState.QUEUED)),
         "publish": (bundles.PublishRequest(manifest=text), published),
         "open_uploads": (blobs.OpenUploadsRequest(namespace=Namespace("default"), blobs=spec.blobs), links),

@@ -63,15 +63,18 @@ class FakeBackend:
     ) -> Staged:
         work = Work(question, source, scratch, on_event, should_stop)
         self.works.append(work)
+        on_event({"phase": "loading"})
+        on_event({"phase": "exporting"})
         on_event({"phase": "compiling", "step": "region 1 of 1"})
         self.act(work)
+        on_event({"phase": "tuning"})
         on_event({"phase": "qualifying"})
         return stage(question, scratch)
 
 
-def stage(question: Question, scratch: Path) -> Staged:
+def stage(question: Question, scratch: Path, **deviations: Any) -> Staged:
     """Write a proven bundle that answers `question` below `scratch`."""
-    manifest = a_manifest(question.spec, profile=question.profile)
+    manifest = a_manifest(question.spec, profile=question.profile, **deviations)
     blobs = scratch / "blobs"
     blobs.mkdir(parents=True)
     files = {}

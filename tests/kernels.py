@@ -1,12 +1,15 @@
 """Real code objects under tests/golden/kernels, and how they were made: `python -m tests.kernels` writes them again.
 
 Triton 3.9.0 compiled them without a card (ptxas and ld.lld of its wheel), without line information, so that no path is
-inside. Beside each cubin stands what `cuobjdump --dump-resource-usage` of the same wheel says of it.
+inside. Beside each cubin stands what `cuobjdump --dump-resource-usage` of the same wheel says of it. `add.fatbin` holds
+two of them and the PTX, packed by `fatbinary` of CUDA 13.0 where there is one.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 GOLDEN = Path(__file__).parent / "golden" / "kernels"
@@ -53,6 +56,16 @@ def make(into: Path) -> None:
             path.with_suffix(".usage").write_text(usage)
         if name == "add-sm_80":
             path.with_suffix(".ptx").write_text(compiled.asm["ptx"])
+
+    if (fatbinary := shutil.which("fatbinary")) is not None:
+        images = (("elf", 80, "add-sm_80.cubin"), ("elf", 90, "add-sm_90.cubin"), ("ptx", 80, "add-sm_80.ptx"))
+        pack(fatbinary, into / "add.fatbin", *(f"kind={kind},sm={sm},file={into / name}" for kind, sm, name in images))
+
+
+def pack(fatbinary: str, path: Path, *images: str, options: Sequence[str] = ()) -> None:
+    """Write a fat binary of `images`, each in the words of --image3, as Inductor does."""
+    command = [fatbinary, "-64", f"--create={path}", *options, *(f"--image3={image}" for image in images)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def resource_usage(cuobjdump: Path, cubin: Path) -> str:

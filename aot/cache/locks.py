@@ -1,15 +1,16 @@
-"""Locks between processes that end with the process: `flock` on files that are removed when they are free.
+"""Locks between processes that share a node's cache, on files that are removed when they are free.
 
 A lock here saves work, it never decides what is true: whoever cannot have one in time goes on without it, and the
 rename at the end of a write keeps the store right.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from aot import locks
 
 POLL_SECONDS = 0.02
 
@@ -20,7 +21,7 @@ def locked(path: Path, *, wait_seconds: float, shared: bool = False, remove: boo
 
     `remove` deletes the file afterwards. Never raises: a directory that cannot be written has no locks.
     """
-    descriptor = _acquire(path, time.monotonic() + wait_seconds, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    descriptor = _acquire(path, time.monotonic() + wait_seconds, shared=shared)
     try:
         yield descriptor is not None
     finally:
@@ -28,8 +29,7 @@ def locked(path: Path, *, wait_seconds: float, shared: bool = False, remove: boo
             if remove:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            # Said aloud, since a forked child shares the descriptor and would keep the lock.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            locks.unlock(descriptor)
             os.close(descriptor)
 
 
@@ -42,10 +42,10 @@ def locked_directory(path: Path, *, wait_seconds: float, shared: bool = False) -
         yield False
         return
     try:
-        yield _lock_until(descriptor, time.monotonic() + wait_seconds, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield _lock_until(descriptor, time.monotonic() + wait_seconds, shared=shared)
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            locks.unlock(descriptor)
         os.close(descriptor)
 
 
@@ -58,22 +58,21 @@ def sweep_locks(directory: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock on an open file if nobody has it."""
+    """Take the lock on an open file if nobody has it. False where there are no locks: then nothing counts as free."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return locks.try_lock(descriptor)
     except OSError:
         return False
-    return True
 
 
-def _acquire(path: Path, deadline: float, kind: int) -> int | None:
+def _acquire(path: Path, deadline: float, *, shared: bool) -> int | None:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError:
             return None
-        held = _lock_until(descriptor, deadline, kind)
+        held = _lock_until(descriptor, deadline, shared=shared)
         if held and _still_names(path, descriptor):
             return descriptor
         os.close(descriptor)
@@ -81,18 +80,15 @@ def _acquire(path: Path, deadline: float, kind: int) -> int | None:
             return None
 
 
-def _lock_until(descriptor: int, deadline: float, kind: int) -> bool:
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+def _lock_until(descriptor: int, deadline: float, *, shared: bool) -> bool:
+    try:
+        while not locks.try_lock(descriptor, shared=shared):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS)
-        except OSError:
-            return False
-        else:
-            return True
+    except OSError:
+        return False
+    return True
 
 
 def _still_names(path: Path, descriptor: int) -> bool:

@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 
 from aot.cli.build_commands import add_builds
+from aot.cli.bytecode_commands import add_bytecode
+from aot.cli.capture_commands import add_capture
 from aot.cli.explain_commands import add_verdicts
 from aot.cli.kernel_commands import add_kernels
 from aot.cli.kernel_search import add_kernel_search
-from aot.cli.options import After, AsBundle, HostOption, Json, Limit, LockOption, Tags, Weights
+from aot.cli.megacache_commands import add_megacache
+from aot.cli.options import After, AsBundle, Guards, HostOption, Json, Limit, LockOption, Tags, Weights
 
 Directory = Annotated[Path, typer.Argument(help="A bundle's directory.")]
 
@@ -28,6 +31,9 @@ def create_app() -> typer.Typer:
         _add_service,
         add_builds,
         add_kernels,
+        add_bytecode,
+        add_capture,
+        add_megacache,
         _add_bundles,
         add_kernel_search,
         _add_directories,
@@ -69,6 +75,7 @@ def _add_bundles(app: typer.Typer) -> None:
     def list_(
         name: Annotated[str | None, typer.Argument(help="[namespace/]name[:tag] to narrow to.")] = None,
         builds: Annotated[bool, typer.Option("--builds", help="List builds instead of bundles.")] = False,
+        guard: Guards = [],  # noqa: B006
         limit: Limit = None,
         after: After = None,
         json: Json = False,
@@ -77,14 +84,17 @@ def _add_bundles(app: typer.Typer) -> None:
         from aot.cli import builds as of_builds
         from aot.cli import bundles as of_bundles
         from aot.cli.output import emit, say
+        from aot.errors import InvalidInput
 
+        if builds and guard:
+            raise InvalidInput("--guard narrows bundles, and --builds lists builds", hint="leave one of them out")
         client, narrowed = of_builds.connected(), of_bundles.narrow(name)
         if builds:
             narrowed.pop("tag", None)
             listing = client.list_builds(**narrowed, limit=limit, after=after)
             emit(listing, of_builds.list_lines(listing.builds), as_json=json)
         else:
-            listing = client.search(**narrowed, limit=limit, after=after)
+            listing = client.search(**narrowed, guards=tuple(guard), limit=limit, after=after)
             emit(listing, of_bundles.list_lines(listing.bundles), as_json=json)
         if listing.next and not json:
             say(f"there is more: --after '{listing.next}'")
@@ -93,6 +103,7 @@ def _add_bundles(app: typer.Typer) -> None:
     def show(
         what: Annotated[str, typer.Argument(help="Build, bundle digest, or reference.")],
         whole_log: Annotated[bool, typer.Option("--whole-log", help="Show all of the log, not its end.")] = False,
+        kernels: Annotated[bool, typer.Option("--kernels", help="Show what tuning chose for each kernel.")] = False,
         json: Json = False,
     ) -> None:
         """Show a build with its report and log, or bundles with their proof."""
@@ -101,7 +112,7 @@ def _add_bundles(app: typer.Typer) -> None:
 
         client = builds.connected()
         if (view := bundles.find_build(client, what)) is None:
-            emit(*bundles.show(client, what), as_json=json)
+            emit(*bundles.show(client, what, kernels=kernels), as_json=json)
             return
         emit(view, builds.show_lines(view), as_json=json)
         if not json:
@@ -189,6 +200,10 @@ def _add_pod(app: typer.Typer) -> None:
         ] = False,
         as_bundle: AsBundle = None,
         profile: Annotated[str | None, typer.Option(help="With --as-bundle: of several, the one of this.")] = None,
+        bytecode: Annotated[
+            bool,
+            typer.Option("--bytecode", help="A bundle of bytecode: restore it for this image, and print what to set."),
+        ] = False,
         json: Json = False,
     ) -> int:
         """Fetch what fits this node, for one reference or for every entry of a lock."""
@@ -198,6 +213,11 @@ def _add_pod(app: typer.Typer) -> None:
         from aot.cli.output import emit, say
         from aot.runtime.pod import pull as run
 
+        if bytecode:
+            from aot.cli import bytecode as of_bytecode
+
+            pod.refuse_with_bytecode(host=host, as_bundle=as_bundle, profile=profile)
+            return of_bytecode.pull(reference, lock=lock, into=into, as_json=json)
         if as_bundle is not None:
             stored = pod.pull_bundle(reference, as_bundle, profile=profile, lock=lock, into=into, host=host)
             emit({"bundle": stored.digest, "directory": str(stored.directory)}, [stored.digest], as_json=json)

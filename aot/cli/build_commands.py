@@ -26,6 +26,7 @@ from aot.cli.options import (
     RandomOption,
     RegionsOption,
     Requirements,
+    RouteOption,
     Source,
     Tags,
     Variables,
@@ -49,6 +50,7 @@ def _read_model(
     option: Options = [],  # noqa: B006
     env: Variables = [],  # noqa: B006
     regions: RegionsOption = "whole",
+    route: RouteOption = None,
     freeze: Freeze = False,
     require_faster: Faster = False,
     limit: Limiting = [],  # noqa: B006
@@ -65,6 +67,7 @@ def _read_model(
         options=option,
         variables=env,
         regions=regions,
+        route=route,
         freeze=freeze,
         require_faster=require_faster,
     )
@@ -81,14 +84,14 @@ def _read_model(
     )
 
 
-def _of_a_model(command: Callable[..., None]) -> Callable[..., None]:
+def _of_a_model(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Give `command` the parameters of `_read_model` before its own; it is handed the submission in their place."""
     shared = inspect.signature(_read_model).parameters
     own = dict(list(inspect.signature(command).parameters.items())[1:])
 
-    def run(**given: Any) -> None:
+    def run(**given: Any) -> int | None:
         submission = _read_model(**{name: given.pop(name) for name in shared})
-        command(submission, **given)
+        return command(submission, **given)
 
     parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *own.values())]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -103,23 +106,22 @@ def add_builds(app: typer.Typer) -> None:
     app.command()(build)
     app.command()(wait)
     app.command()(cancel)
+    app.command()(retry)
     app.command()(ensure)
 
 
 @_of_a_model
-def submit(submission: Any, priority: Priority = 0, json: Json = False) -> None:
+def submit(submission: Any, priority: Priority = 0, json: Json = False) -> int | None:
     """Submit a model for compilation and print its build, or one for each of several profiles."""
     from aot.cli import builds, many
     from aot.cli.output import emit, say
 
     if len(profiles := many.parse_profiles(submission.profile)) > 1:
-        for view in many.submit_all(builds.connected(), submission, profiles, priority=priority):
-            emit(view, [view.id], as_json=json)
-            say(f"{view.profile}: {builds.describe(view)}")
-        return
+        return many.submit_all(builds.connected(), submission, profiles, priority=priority, as_json=json)
     reply = builds.submit(builds.connected(), submission, priority=priority)
     emit(reply, [reply.build.id], as_json=json)
     say(builds.describe(reply.build))
+    return None
 
 
 @_of_a_model
@@ -130,7 +132,7 @@ def build(
     as_bundle: AsBundle = None,
     log: Log = False,
     json: Json = False,
-) -> None:
+) -> int | None:
     """Submit a model and follow it until it is published; for several profiles one build each.
 
     With --here it is built on this machine and pushed; with --as-bundle as well, it is written there for `aot push`.
@@ -153,20 +155,20 @@ def build(
     client = builds.connected()
     if len(profiles) > 1:
         begun = (
-            many.push_all(client, submission, profiles)
+            many.push_each(client, submission, profiles)
             if here
-            else tuple(view.id for view in many.submit_all(client, submission, profiles, priority=priority))
+            else many.submit_each(client, submission, profiles, priority=priority)
         )
-        many.follow_all(client, begun, as_json=json, log=log)
-        return
+        return many.follow_all(client, begun, as_json=json, log=log)
     if as_bundle is not None:
         stored = build_to_directory(client, submission, as_bundle)
         emit({"bundle": stored.digest, "directory": str(stored.directory)}, [stored.digest], as_json=json)
-        return
+        return None
     started = (
         build_to_push(client, submission) if here else builds.submit(client, submission, priority=priority).build.id
     )
     builds.follow(client, started, as_json=json, log=log)
+    return None
 
 
 def wait(
@@ -190,6 +192,16 @@ def cancel(build: str, reason: str = "", json: Json = False) -> None:
     emit(view, [builds.describe(view)], as_json=json)
 
 
+def retry(build: str, reason: str = "", json: Json = False) -> None:
+    """Build the spec of a failed or cancelled build again, and print the new build."""
+    from aot.cli import builds
+    from aot.cli.output import emit, say
+
+    reply = builds.connected().retry(build, reason=reason)
+    emit(reply, [reply.build.id], as_json=json)
+    say(builds.describe(reply.build))
+
+
 def ensure(
     file: Annotated[Path, typer.Option("-f", "--file", help="Project file.")] = Path("aot.toml"),
     lock: Annotated[
@@ -198,9 +210,9 @@ def ensure(
     ] = Path("aot.lock"),
     here: Annotated[bool, typer.Option("--here", help="Build what is missing on this machine.")] = False,
     json: Json = False,
-) -> None:
+) -> int:
     """The CI step: every model of a project has a proven bundle, and a lock pins them."""
     from aot.cli.context import read_config
     from aot.cli.ensure import ensure as run
 
-    run(read_config(), project_path=file, lock_path=lock, here=here, as_json=json)
+    return run(read_config(), project_path=file, lock_path=lock, here=here, as_json=json)

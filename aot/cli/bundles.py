@@ -1,9 +1,11 @@
 """`aot ls`, `show`, `tag`: bundles in the registry."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from aot.cli.output import size, table, weights_word
+from aot.cli.tuning import tuning_lines
 from aot.client import RegistryClient
 from aot.errors import BuildNotFound, InvalidInput
 from aot.schema.artifact import Artifact, Speed
@@ -11,7 +13,7 @@ from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, decode_manifest
 from aot.schema.names import Reference
 from aot.schema.report import Provenance
-from aot.schema.spec import CommitTeller, KernelSource
+from aot.schema.spec import BytecodeSource, CommandSource, CommitTeller, KernelSource
 from aot.schema.state import BundleState
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.bundles import BundleView, SignedManifest
@@ -47,16 +49,16 @@ def find_build(client: RegistryClient, what: str) -> BuildView | None:
         return None
 
 
-def show(client: RegistryClient, what: str) -> tuple[Any, list[str]]:
+def show(client: RegistryClient, what: str, *, kernels: bool = False) -> tuple[Any, list[str]]:
     """The live bundles of a reference with their proof; of a bundle that is not live, its state and why."""
     if not what.startswith("sha256:"):
         signed = client.resolve(Reference.parse(what))
-        return signed, show_lines(signed)
+        return signed, show_lines(signed, kernels=kernels)
     view = client.get_bundle(Digest.parse(what))
     if view.state is not BundleState.LIVE:
         return view, view_lines(view)
     signed = client.resolve(Reference(f"{view.namespace}/{view.name}@{view.digest}"))
-    return signed, show_lines(signed)
+    return signed, show_lines(signed, kernels=kernels)
 
 
 def view_lines(view: BundleView) -> list[str]:
@@ -87,11 +89,13 @@ def list_lines(bundles: Sequence[BundleView]) -> list[str]:
     return table(("model", "tags", "bundle", "profile", "state", "weights", "size", "vs eager"), rows)
 
 
-def show_lines(signed: Sequence[SignedManifest]) -> list[str]:
+def show_lines(signed: Sequence[SignedManifest], *, kernels: bool = False) -> list[str]:
     lines: list[str] = []
     for one in signed:
         manifest = decode_manifest(one.manifest.encode())
         lines += [*([""] if lines else []), *manifest_lines(manifest, one.digest)]
+        if kernels:
+            lines += [line for artifact in manifest.artifacts for line in tuning_lines(artifact)]
         lines += [f"tags       {', '.join(one.tags)}"] if one.tags else []
         lines.append(f"signed by  {signers(one.envelope)} (not verified here)")
     return lines
@@ -109,6 +113,10 @@ def manifest_lines(manifest: Manifest, digest: Digest) -> list[str]:
     recipe = f"{spec.recipe.mode}, regions {spec.recipe.regions}"
     if isinstance(spec.source, KernelSource):
         weights, recipe = f"Triton kernel {spec.source.entry}", "the signatures' own options, nothing tuned"
+    if isinstance(spec.source, BytecodeSource):
+        weights, recipe = f"bytecode for {spec.source.interpreter}", "checked against its source at every import"
+    if isinstance(spec.source, CommandSource):
+        weights, recipe = "compiler caches", f"captured from `{' '.join(spec.source.command)[:200]}`"
     lines = [
         f"bundle     {digest}",
         f"model      {manifest.namespace}/{manifest.name} ({weights})",
@@ -162,6 +170,11 @@ def throughput_words(speed: Speed) -> str:
     return "".join(f"; {rate}" for rate in rates)
 
 
+def graphs_words(speed: Speed) -> str:
+    """What a call takes as a CUDA graph, where that was measured."""
+    return f", as a CUDA graph {speed.graphs.p50_us:.0f} us" if speed.graphs is not None else ""
+
+
 def artifact_lines(artifact: Artifact) -> list[str]:
     name = artifact.region or "whole program"
     count = f" x{len(artifact.instances)}" if len(artifact.instances) > 1 else ""
@@ -169,11 +182,15 @@ def artifact_lines(artifact: Artifact) -> list[str]:
     for speed in artifact.speeds:
         point = ", ".join(f"{name} {value}" for name, value in speed.point.items()) or "example"
         lines.append(
-            f"  at {point}: {speed.compiled.p50_us:.0f} us, eager {speed.eager.p50_us:.0f} us"
+            f"  at {point}: {speed.compiled.p50_us:.0f} us{graphs_words(speed)}, eager {speed.eager.p50_us:.0f} us"
             f" ({1 / speed.ratio:.2f}x), runs {speed.winner}{throughput_words(speed)}"
         )
     if artifact.tuned is False:
         lines.append("  untuned: built without the card, no configuration was measured")
+    if artifact.program_guards:
+        kinds = Counter(guard.kind for guard in artifact.program_guards)
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+        lines.append(f"  checks {len(artifact.program_guards)} guards of the program at each call ({counted}, ...)")
     needs = ", ".join(f"{guard.kind} {guard.value}" for guard in artifact.host_guards)
     return [*lines, *binary_lines(artifact), f"  needs {needs}"]
 

@@ -1,10 +1,12 @@
 """Exit codes of the `aot` command: part of its contract with CI.
 
 A build that ended without a bundle is 3, whoever ended it: failed, not proven, or cancelled. One that goes on after
-`aot wait --timeout` is 5, as all that is to be tried again later.
+`aot wait --timeout` is 5, as all that is to be tried again later. A command over several profiles ends with the worst
+code of them: what trying again cannot mend is worse than what it can.
 """
 
 import errno
+from collections.abc import Iterable
 from enum import IntEnum
 
 from aot.errors import (
@@ -48,6 +50,24 @@ _FAMILIES: tuple[tuple[type[AotError], Exit], ...] = (
 def exit_code_of(error: AotError) -> Exit:
     """Return the code of the first family that `error` belongs to."""
     return next((code for family, code in _FAMILIES if isinstance(error, family)), Exit.FAULT)
+
+
+WORST_FIRST = (
+    Exit.INTERRUPTED,
+    Exit.FAULT,
+    Exit.INTEGRITY,  # somebody may have tampered with something
+    Exit.REFUSED,
+    Exit.BAD_INPUT,
+    Exit.BUILD_FAILED,
+    Exit.NOTHING_FITS,
+    Exit.UNAVAILABLE,  # the only one that the same command may mend later
+    Exit.OK,
+)
+
+
+def worst(codes: Iterable[Exit]) -> Exit:
+    """Return the code of the whole of several that ended with `codes`; OK for none."""
+    return min(codes, key=WORST_FIRST.index, default=Exit.OK)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

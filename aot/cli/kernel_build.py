@@ -24,6 +24,7 @@ from aot.schema.digest import Digest
 from aot.schema.names import Reference
 from aot.schema.profile import Profile
 from aot.schema.spec import KernelSignature
+from aot.schema.state import BundleState
 from aot.schema.wire.bundles import PublishReply
 from aot.source import find_commit
 
@@ -74,17 +75,25 @@ class Request:
 
 @dataclass(frozen=True)
 class Built:
-    """One target's bundle, where it was written, and what the registry said of it."""
+    """One target's bundle, where it was written, and what the registry said of it.
+
+    `reply` names another bundle where the registry had the same code, of an earlier build, already.
+    """
 
     target: str
-    bundle: Digest
+    built: Digest
     directory: Path | None
     reply: PublishReply | None
+
+    @property
+    def bundle(self) -> Digest:
+        return self.reply.bundle if self.reply else self.built
 
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target,
             "bundle": self.bundle,
+            "built": self.built,
             "directory": str(self.directory) if self.directory else None,
             "state": self.reply.state if self.reply else None,
             "build": self.reply.build if self.reply else None,
@@ -128,9 +137,13 @@ def lines(built: Sequence[Built]) -> list[str]:
     for one in built:
         said.append(f"{one.target} {one.bundle} untuned, not run")
         if one.directory:
-            said.append(f"  written to {one.directory}")
-        if one.reply:
-            said.append(f"  {one.reply.state}: build {one.reply.build} needs a {one.target} device")
+            said.append(f"  written to {one.directory}" + (f" as {one.built}" if one.built != one.bundle else ""))
+        match one.reply:
+            case PublishReply(state=BundleState.PENDING, build=build):
+                again = "" if one.built == one.bundle else ", and was before: nothing was added"
+                said.append(f"  pending{again}: build {build} needs a {one.target} device")
+            case PublishReply(state=state):
+                said.append(f"  {state} already: nothing was added")
     return said
 
 

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 def add_kernel_search(app: typer.Typer) -> None:
     @app.command()
     def kernels(
-        name: Annotated[str | None, typer.Option(help="Part of a kernel's name.")] = None,
-        capability: Annotated[str | None, typer.Option(help="What it is compiled for: cuda:sm_90a.")] = None,
+        name: Annotated[str | None, typer.Option(help="How a kernel's name begins; sorts by name.")] = None,
+        capability: Annotated[str | None, typer.Option(help="Where it is to run: cuda:sm_90, rocm:gfx942.")] = None,
         bundle: Annotated[str | None, typer.Option(help="Digest of the bundle that holds it.")] = None,
         blob: Annotated[str | None, typer.Option(help="Digest of the file that holds it.")] = None,
         limit: Limit = None,
         after: After = None,
         json: Json = False,
     ) -> None:
-        """List the kernels in bundles, those of the newest bundle first."""
+        """List the kernels in bundles, those of the newest bundle first; with --name by name.
+
+        --capability finds what runs there, whatever it is called: Triton compiles cuda:sm_90a for a cuda:sm_90 card.
+        """
         from aot.cli.builds import connected
         from aot.cli.output import emit, say
         from aot.schema.capability import Capability
@@ -37,8 +40,21 @@ def add_kernel_search(app: typer.Typer) -> None:
             after=after,
         )
         emit(listing, kernel_lines(listing.kernels), as_json=json)
+        if capability and not json:
+            say(runs_line(capability, listing.capabilities))
         if listing.next and not json:
             say(f"there is more: --after '{listing.next}'")
+
+
+def runs_line(capability: str, found: Sequence[str] | None) -> str:
+    """What was compared with; None: an older registry, which knows equal ones alone."""
+    match found:
+        case None:
+            return f"compiled for {capability} by that very name; this registry does not say what else runs there"
+        case ():
+            return f"no kernel here is compiled for anything that {capability} runs"
+        case _:
+            return f"{capability} runs code for: {', '.join(found)}"
 
 
 def kernel_lines(kernels: Sequence["KernelView"]) -> list[str]:

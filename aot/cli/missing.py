@@ -13,8 +13,8 @@ from msgspec.structs import asdict
 
 from aot.nearest import Need
 from aot.schema.names import Reference
-from aot.schema.recipe import Dimension, Recipe
-from aot.schema.spec import FactorySource, KernelSource, Limits, ProgramSource, Spec
+from aot.schema.recipe import Dimension, Recipe, Route
+from aot.schema.spec import BytecodeSource, CommandSource, FactorySource, KernelSource, Limits, ProgramSource, Spec
 
 SOURCE, PROGRAM, WEIGHTS = "SOURCE", "PROGRAM.pt2", "WEIGHTS"
 SIGNATURES, PROFILE, TARGET = "SIGNATURES.toml", "PROFILE", "TARGET"
@@ -57,6 +57,13 @@ def build_command(reference: Reference, spec: Spec, need: Need) -> Command:
                 holes[TARGET] = "a target of `aot kernel targets`"
             words = ["aot kernel build", name, f"--source {SOURCE}", f"--entry {shlex.quote(entry)}"]
             words += [f"--signatures {SIGNATURES}", f"--target {need.capability or TARGET}", *_require(pins)]
+            return Command(tuple(words), holes)
+        case BytecodeSource(distributions=distributions):
+            words = ["aot bytecode build", name, *(f"--distribution {one.name}" for one in distributions), "--push"]
+            return Command(tuple(words), holes)
+        case CommandSource(command=command):
+            holes[SOURCE] = f"the tree that the command runs in{origin}"
+            words = ["aot capture", name, f"--source {SOURCE} --push --", shlex.join(command)]
             return Command(tuple(words), holes)
         case FactorySource(entry=entry, requirements=pins):
             holes[SOURCE] = f"the source tree, which no bundle holds{origin}"
@@ -111,6 +118,8 @@ def _recipe(recipe: Recipe) -> Iterator[str]:
     for name in ("mode", "regions", "random"):
         if (value := getattr(recipe, name)) != getattr(plain, name):
             yield f"--{name} {value}"
+    if _by_function(recipe):
+        yield f"--route {Route.FUNCTION}"
     if recipe.dynamic is not None:
         yield "--dynamic" if recipe.dynamic else "--no-dynamic"
     if not recipe.fullgraph:
@@ -122,6 +131,10 @@ def _recipe(recipe: Recipe) -> Iterator[str]:
         yield "--freeze"
     if recipe.require_faster:
         yield "--require-faster"
+
+
+def _by_function(recipe: Recipe) -> bool:
+    return recipe.routes == (Route.FUNCTION,)
 
 
 def _limits(limits: Limits) -> Iterator[str]:
@@ -138,6 +151,6 @@ def _left_out(recipe: Recipe) -> dict[str, str]:
             ("purpose", recipe.purpose, plain.purpose),
             ("routes", ", ".join(recipe.routes), ", ".join(plain.routes)),
         )
-        if value != usual
+        if value != usual and not (name == "routes" and _by_function(recipe))
     ]
     return {"NOT IN THE COMMAND": f"{'; '.join(different)}: no option says it"} if different else {}

@@ -26,6 +26,9 @@ Tags = Annotated[list[str], typer.Option("--tag", help="Further tag to move when
 ModeOption = Annotated[str, typer.Option("--mode", help="torch.compile's mode.")]
 Dimensions = Annotated[list[str], typer.Option("--dim", help="batch=1..32, length=128,512 (buckets), batch=8.")]
 Options = Annotated[list[str], typer.Option("--option", help="Inductor option name=value.")]
+RouteOption = Annotated[
+    str | None, typer.Option("--route", help="package if left out; function: one graph that export does not take.")
+]
 RegionsOption = Annotated[str, typer.Option("--regions", help="whole, or auto: repeated blocks compiled once.")]
 Dynamic = Annotated[
     bool | None,
@@ -41,9 +44,13 @@ Limiting = Annotated[
 ]
 Freeze = Annotated[bool, typer.Option("--freeze", help="Fold the weights in: a bundle for this checkpoint alone.")]
 Faster = Annotated[bool, typer.Option("--require-faster", help="Fail unless compiled beats eager everywhere.")]
-Priority = Annotated[int, typer.Option(help="Higher is claimed first.")]
+Priority = Annotated[int, typer.Option(help="Higher is built sooner; below 0 is bulk, and waits for others.")]
 Log = Annotated[bool, typer.Option("--log", help="Also show the build's log lines.")]
 Here = Annotated[bool, typer.Option("--here", help="Build on this machine and push, instead of on a worker.")]
 AsBundle = Annotated[Path | None, typer.Option("--as-bundle", help="Write the whole bundle to this new directory.")]
 Limit = Annotated[int | None, typer.Option(help="List at most so many.")]
+Guards = Annotated[
+    list[str],
+    typer.Option("--guard", help="KIND or KIND=VALUE that one of its artifacts puts; may be given several times."),
+]
 After = Annotated[str | None, typer.Option(help="Go on where an earlier list ended.")]

@@ -56,6 +56,15 @@ def pull_bundle(
     )
 
 
+def refuse_with_bytecode(*, host: str | None, as_bundle: Path | None, profile: str | None) -> None:
+    """Raises InvalidInput: bytecode is restored for the interpreter that runs this command, and for no other host."""
+    if host is not None or as_bundle is not None or profile is not None:
+        raise InvalidInput(
+            "--bytecode restores for this very image",
+            hint="aot pull name:tag --bytecode, without --host and --as-bundle",
+        )
+
+
 def pulled_lines(pulled: Sequence[Pulled]) -> list[str]:
     """One line for each reference: its digest where something fits, else that nothing does."""
     lines = []

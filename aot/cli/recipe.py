@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aot.errors import InvalidInput
-from aot.schema.recipe import Dimension, Mode, Randomness, Recipe, Regions
+from aot.schema.recipe import Dimension, Mode, Randomness, Recipe, Regions, Route
 from aot.schema.spec import Limits
 
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)", re.IGNORECASE)
@@ -81,10 +81,13 @@ def make_recipe(
     options: Sequence[str],
     variables: Sequence[str],
     regions: str,
+    route: str | None = None,
     freeze: bool,
     require_faster: bool,
 ) -> Recipe:
     try:
+        # Left out, the recipe's own default: it is part of the build key.
+        routes = {"routes": (Route(route),)} if route else {}
         return Recipe(
             mode=Mode(mode),
             fullgraph=fullgraph,
@@ -96,8 +99,9 @@ def make_recipe(
             dimensions=tuple(map(parse_dimension, dimensions)),
             options=dict(map(parse_option, options)),
             environment=dict(map(parse_variable, variables)),
+            **routes,
         )
     except ValueError as error:
-        known = (("modes", Mode), ("regions", Regions), ("random", Randomness))
+        known = (("modes", Mode), ("regions", Regions), ("random", Randomness), ("routes", Route))
         hint = "; ".join(f"{what}: {', '.join(kinds)}" for what, kinds in known)
         raise InvalidInput(str(error), hint=hint) from error

@@ -5,7 +5,6 @@ Starts the server parts as processes; it does not import them. They come with a 
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import signal
@@ -24,7 +23,8 @@ from aot.cli.part_environ import is_loopback, worker_environ
 from aot.cli.parts import Parts
 from aot.client import RegistryClient
 from aot.client.connect import open_client
-from aot.errors import AotError, DirectoryInUse, InvalidConfig, InvalidInput, Unauthenticated, Unavailable
+from aot.errors import AotError, InvalidConfig, InvalidInput, Unauthenticated, Unavailable
+from aot.locks import claimed
 from aot.schema.names import Name
 from aot.schema.wire.workers import Scope
 
@@ -85,7 +85,8 @@ def serve(place: Place, environ: Mapping[str, str], *, worker: bool, as_json: bo
     checkout = find_checkout()
     place.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     parts = Parts(place.logs, directory=checkout)
-    with _claimed(place.data_dir), _interruptible() as disarm:
+    alone = claimed(place.data_dir / "lock", hint="stop it, or choose another directory with --data")
+    with alone, _interruptible() as disarm:
         try:
             _bind(place.host, place.port)
             _start(parts, place, _shared(place, checkout, environ), worker=worker)
@@ -164,6 +165,8 @@ def _wait_until_ready(parts: Parts, place: Place) -> None:
             except AotError as error:
                 problem = error.message
         time.sleep(PAUSE_SECONDS)
+    if not place.token_file.exists():  # a database elsewhere, whose first token another registry has made
+        problem = f"there is no {place.token_file}; `python -m registry token create` makes one"
     raise Unavailable(
         f"the registry did not become ready in {START_SECONDS:.0f} s: {problem}",
         hint=f"its log is {place.logs / 'registry.log'}",
@@ -220,24 +223,6 @@ def _bind(host: str, port: int) -> int:
         raise InvalidInput(
             f"{host}:{port} cannot be bound: {error.strerror}", hint="choose an address of this machine with --host"
         ) from error
-
-
-@contextlib.contextmanager
-def _claimed(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory for this process. Raises DirectoryInUse."""
-    with (data_dir / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            raise DirectoryInUse(
-                f"{data_dir} is served already, by process {file.read().strip() or 'unknown'}",
-                hint="stop it, or choose another directory with --data",
-            ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Reference
 from aot.schema.profile import Profile
 from aot.schema.report import Provenance, Qualification
-from aot.schema.spec import KernelSource, Spec
+from aot.schema.spec import BytecodeSource, CommandSource, KernelSource, Spec
 from aot.source import OpenedSource
 
 
@@ -72,7 +72,7 @@ def build_bundle(
         scratch=scratch / "compile",
         shared_caches=shared_caches,
         sandbox=sandbox,
-        devices=_devices(question.profile),
+        devices=list_gpu_devices(question.profile.capability.family),
         on_event=on_event,
         should_stop=should_stop,
     )
@@ -111,20 +111,15 @@ def requalify_bundle(
 
     Raises as `build_bundle`, and QualificationFailed where its files ask other things of a host than it says.
     """
-    if isinstance(question.spec.source, KernelSource):
-        raise QualificationFailed(
-            f"no proof of the route kernel: nothing here runs code objects for {question.profile.capability}",
-            hint="the bundle stays out; run its kernels with your own program",
-        )
+    _refuse_kernels(question)
     scratch.mkdir(parents=True, exist_ok=True)
     spec = question.spec
     pinned = Reference(f"{spec.namespace}/{spec.name}@{digest}")
     pushed = decode_manifest(client.resolve(pinned)[0].manifest.encode())
-    paths: dict[Digest, Path] = {}
-    links = {link.digest: link for link in client.get_download_links(digest)}
-    for blob in pushed.blobs:
-        paths[blob.digest] = scratch / "pushed" / blob.digest.hex
-        download(client, links[blob.digest], blob, paths[blob.digest])
+    if isinstance(spec.source, BytecodeSource | CommandSource):
+        around = {"builder": builder, "on_event": on_event, "should_stop": should_stop}
+        return _make_again(pushed, source, scratch=scratch, sandbox=sandbox, **around)
+    paths = _fetch_blobs(pushed, digest, client=client, into=scratch / "pushed", should_stop=should_stop)
     refuse_false_facts(pushed, paths)
     draft = msgspec.structs.replace(
         pushed,
@@ -135,6 +130,53 @@ def requalify_bundle(
         ),
     )
     return _prove(draft, paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop)
+
+
+def _refuse_kernels(question: Question) -> None:
+    if isinstance(question.spec.source, KernelSource):
+        raise QualificationFailed(
+            f"no proof of the route kernel: nothing here runs code objects for {question.profile.capability}",
+            hint="the bundle stays out; run its kernels with your own program",
+        )
+
+
+def _make_again(
+    pushed: Manifest,
+    source: OpenedSource,
+    *,
+    scratch: Path,
+    sandbox: Bubblewrap | None,
+    builder: str,
+    on_event: OnEvent,
+    should_stop: ShouldStop,
+) -> Staged:
+    """Prove what no eager program can be compared with by making it once more."""
+    if isinstance(pushed.spec.source, BytecodeSource):
+        from aot.pipeline.bytecode import rebuild_bytecode
+
+        return rebuild_bytecode(pushed, scratch=scratch, builder=builder)
+    from aot.capture.again import recapture
+
+    return recapture(
+        pushed,
+        source.tree,
+        scratch=scratch,
+        sandbox=sandbox,
+        devices=list_gpu_devices(pushed.profile.capability.family),
+        builder=builder,
+        on_event=on_event,
+        should_stop=should_stop,
+    )
+
+
+def _fetch_blobs(
+    pushed: Manifest, digest: Digest, *, client: RegistryClient, into: Path, should_stop: ShouldStop
+) -> dict[Digest, Path]:
+    links = {link.digest: link for link in client.get_download_links(digest)}
+    paths = {blob.digest: into / blob.digest.hex for blob in pushed.blobs}
+    for blob in pushed.blobs:
+        download(client, links[blob.digest], blob, paths[blob.digest], should_stop=should_stop)
+    return paths
 
 
 def read_staged(directory: Path) -> Staged:
@@ -163,7 +205,7 @@ def _prove(
         profile=draft.profile,
         scratch=scratch / "qualify",
         sandbox=sandbox,
-        devices=_devices(draft.profile),
+        devices=list_gpu_devices(draft.profile.capability.family),
         on_event=on_event,
         should_stop=should_stop,
     )
@@ -173,10 +215,6 @@ def _prove(
     _require_proven(proven)
     stored = write_bundle(scratch / "bundle", manifest=proven, files={**paths, **proof.paths})
     return read_staged(stored.directory)
-
-
-def _devices(profile: Profile) -> tuple[Path, ...]:
-    return () if profile.capability.family == "cpu" else tuple(list_gpu_devices())
 
 
 def _require_proven(manifest: Manifest) -> None:

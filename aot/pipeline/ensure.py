@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from aot.client import RegistryClient
-from aot.errors import InvalidSource, InvalidSpec
+from aot.errors import AotError, InvalidSource, InvalidSpec
 from aot.pipeline.lockfile import check_place, write_lock
 from aot.pipeline.source import PackedSource, pack_factory, pack_program
 from aot.recipes import check_recipe
@@ -50,13 +50,26 @@ Start = Callable[[ModelEntry, Spec, PackedSource], Wait]
 
 
 @dataclass(frozen=True)
+class Missed:
+    """One model on one profile that has no bundle, and why."""
+
+    model: ModelEntry
+    spec: Spec
+    error: AotError
+
+
+@dataclass(frozen=True)
 class _Asked:
-    """One model on one profile, what the registry has for it, and the build on its way where it has nothing."""
+    """One model on one profile, what the registry has for it, and the build on its way where it has nothing.
+
+    `error`: why none could be begun.
+    """
 
     model: ModelEntry
     spec: Spec
     answer: FindTarget
-    wait: Wait | None
+    wait: Wait | None = None
+    error: AotError | None = None
 
 
 def ensure_project(
@@ -69,24 +82,35 @@ def ensure_project(
     start: Start,
     ci_commit: str | None = None,
     on_target: Callable[[Target], None] = lambda target: None,
+    on_missed: Callable[[Missed], None] = lambda missed: None,
 ) -> tuple[Target, ...]:
     """Return every target, all present, and write the lock where it changed.
 
     `root` is where the project's paths begin, `ci_commit` what CI says was checked out, for where git cannot tell. All
-    missing builds are begun before the first is waited for, so that several workers share them; where one fails, the
-    others go on and are found by the next run. Raises what `start` and its `Wait` raise, SignatureRejected for a
-    bundle that no trusted key has signed, InvalidSource for a source that cannot be packed, InvalidInput for a lock
-    that cannot be written, InvalidSpec for a recipe that no worker can follow.
+    missing builds are begun before the first is waited for, so that several workers share them. Where one cannot be
+    begun, fails or is signed by nobody who is trusted, `on_missed` is told at once, the others go on to their end, the
+    lock stays as it was, and the first such error is raised: what `start` and its `Wait` raise, and SignatureRejected.
+    Raises InvalidSource for a source that cannot be packed, InvalidInput for a lock that cannot be written, InvalidSpec
+    for a recipe that no worker can follow.
     """
     check_place(lock_path)
     for model in project.models:
         _check_recipe(model)
     targets: list[Target] = []
+    missed: list[Missed] = []
     with tempfile.TemporaryDirectory(prefix="aot-ensure-") as scratch:
         for asked in _ask(client, project, root=root, scratch=Path(scratch), start=start, ci_commit=ci_commit):
-            for target in _ensure(client, asked, trusted=trusted):
+            try:
+                found = _ensure(client, asked, trusted=trusted)
+            except AotError as error:
+                missed.append(Missed(asked.model, asked.spec, error))
+                on_missed(missed[-1])
+                continue
+            for target in found:
                 on_target(target)
-                targets.append(target)
+            targets += found
+    if missed:
+        raise missed[0].error
     entries = tuple(target.entry for target in targets)
     write_lock(lock_path, Lock(entries=entries, trusted_keys=tuple(str(key) for key in trusted)))
     return tuple(targets)
@@ -103,12 +127,15 @@ def _ask(
     answers = client.find([spec for _, _, spec in wanted])
     asked = []
     for (model, packed, spec), answer in zip(wanted, answers, strict=True):
-        wait = None
-        if answer.bundle is None:
-            # Git is asked only where something is built: a run that finds everything stays as quick as it was.
-            commit = find_commit(_place(model, root), ci=ci_commit)
-            wait = start(model, replace(spec, commit=commit), packed)
-        asked.append(_Asked(model, spec, answer, wait))
+        if answer.bundle is not None:
+            asked.append(_Asked(model, spec, answer))
+            continue
+        # Git is asked only where something is built: a run that finds everything stays as quick as it was.
+        commit = find_commit(_place(model, root), ci=ci_commit)
+        try:
+            asked.append(_Asked(model, spec, answer, wait=start(model, replace(spec, commit=commit), packed)))
+        except AotError as error:
+            asked.append(_Asked(model, spec, answer, error=error))
     return asked
 
 
@@ -116,6 +143,8 @@ def _ensure(client: RegistryClient, asked: _Asked, *, trusted: TrustedKeys) -> l
     """Wait for what is missing, verify, and let every tag stand where the project says."""
     spec = asked.spec
     outcome, signed = Ensured.PRESENT, asked.answer.bundle
+    if asked.error is not None:
+        raise asked.error
     if signed is None:
         assert asked.wait is not None
         outcome, signed = Ensured.BUILT, _built(client, spec, asked.wait())

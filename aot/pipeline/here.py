@@ -35,7 +35,8 @@ def build_here(
     profile = _registered(client, spec)
     factors = factors_of(spec, profile)
     # First: whoever may not upload should know before he compiles.
-    client.upload_blobs(client.open_uploads(spec.namespace, source.blobs), source.paths)
+    links = client.open_uploads(spec.namespace, source.blobs)
+    client.upload_blobs(links, source.paths, namespace=spec.namespace)
     opened = open_source(spec, source.paths, into=scratch / "source")
     sandbox = find_sandbox()
     return build_bundle(

@@ -19,6 +19,14 @@ def read_lock(path: Path) -> Lock | None:
         raise _refused(path, error, "read") from error
 
 
+def require_lock(path: Path) -> Lock:
+    """Return the lock. Raises InvalidInput where there is none: what it pins must not be taken unpinned."""
+    lock = read_lock(path)
+    if lock is None:
+        raise InvalidInput(f"there is no lock file {path}", hint="`aot ensure` writes one; or leave out --lock")
+    return lock
+
+
 def write_lock(path: Path, lock: Lock) -> bool:
     """Write the lock by rename, unless it says the same already. Returns whether it was written.
 

@@ -1,11 +1,11 @@
 """Publish: the back half of the first flow. Bytes first, the manifest that makes them visible last."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aot.client import RegistryClient
-from aot.errors import BlobMissing, BlobPending
+from aot.errors import BlobMissing
 from aot.pipeline.build import Staged
+from aot.pipeline.pending import while_pending
 from aot.pipeline.source import PackedSource, raise_if_stopped
 from aot.sandbox import OnEvent, ShouldStop
 from aot.schema.digest import Digest
@@ -14,7 +14,6 @@ from aot.schema.names import Tag
 from aot.schema.spec import ProgramSource, Spec
 from aot.schema.wire.bundles import PublishReply
 
-PENDING_SECONDS, PENDING_PAUSE, STOP_PAUSE = 600.0, 2.0, 0.2
 # Whether to go on is asked between groups of so many uploads.
 UPLOADS_AT_ONCE = 8
 
@@ -33,7 +32,7 @@ def publish_bundle(
     """
     upload_bundle(client, staged, should_stop=should_stop)
     on_event({"phase": "publishing"})
-    return _while_pending(lambda: client.publish(build, staged.manifest_text), should_stop=should_stop)
+    return while_pending(lambda: client.publish(build, staged.manifest_text), should_stop=should_stop)
 
 
 def push_bundle(
@@ -47,10 +46,11 @@ def push_bundle(
     manifest = staged.manifest
     if source is not None:
         links = client.open_uploads(manifest.namespace, manifest.spec.blobs)
-        client.upload_blobs([link for link in links if link.digest in source.paths], source.paths)
+        known = [link for link in links if link.digest in source.paths]
+        client.upload_blobs(known, source.paths, namespace=manifest.namespace)
     upload_bundle(client, staged)
     try:
-        return _while_pending(lambda: client.push(staged.manifest_text, tags=tuple(tags)))
+        return while_pending(lambda: client.push(staged.manifest_text, tags=tuple(tags)))
     except BlobMissing as error:
         # Asked at the end: what was uploaded and not yet used for anything is offered for upload again.
         raise _source_missing(manifest, error) from error
@@ -84,19 +84,5 @@ def upload_bundle(client: RegistryClient, staged: Staged, *, should_stop: Should
     links = client.open_uploads(staged.manifest.namespace, staged.manifest.blobs)
     for first in range(0, len(links), UPLOADS_AT_ONCE):
         raise_if_stopped(should_stop)
-        client.upload_blobs(links[first : first + UPLOADS_AT_ONCE], staged.paths)
-
-
-def _while_pending(send: Callable[[], PublishReply], *, should_stop: ShouldStop = lambda: None) -> PublishReply:
-    # The registry hashes large uploads itself before it lets them be published.
-    deadline = time.monotonic() + PENDING_SECONDS
-    while True:
-        raise_if_stopped(should_stop)
-        try:
-            return send()
-        except BlobPending:
-            if time.monotonic() > deadline:
-                raise
-        again = time.monotonic() + PENDING_PAUSE
-        while time.monotonic() < again and not should_stop():
-            time.sleep(STOP_PAUSE)
+        some = links[first : first + UPLOADS_AT_ONCE]
+        client.upload_blobs(some, staged.paths, namespace=staged.manifest.namespace)

@@ -6,23 +6,27 @@ derives them. Pure but for the files that it reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from aot.compile.binaries import binaries_of
-from aot.compile.host import capability_of, host_guards, kernel_guards
+from aot.compile.host import host_guards, kernel_guards, narrowest_of
 from aot.compile.isa import offences_in
 from aot.compile.kernels.code_object import read_code_object
-from aot.errors import AotError, QualificationFailed
-from aot.facts import read_cubin, read_elf
+from aot.errors import AotError, MalformedDocument, QualificationFailed
+from aot.facts import read_cubin, read_elf, read_fatbin
+from aot.facts.fatbin import ImageKind
+from aot.facts.hsaco import read_hsaco
+from aot.pipeline.recheck_function import faults_of_function
 from aot.rules import RULES, Order
 from aot.schema.artifact import Artifact
+from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
 from aot.schema.recipe import Route
-from aot.schema.spec import FactorySource
+from aot.schema.spec import FactorySource, File
 
-LIBRARY, CUBINS, CUBIN_SUFFIX = "lib/", "cubin/", ".cubin"
+LIBRARY, CUBINS = "lib/", "cubin/"
 MOST_LISTED = 20
 
 
@@ -46,6 +50,9 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
     if artifact.route is Route.KERNEL:
         yield from _faults_of_kernel(artifact, manifest, paths)
         return
+    if artifact.route is Route.FUNCTION:
+        yield from faults_of_function(artifact, manifest, paths)
+        return
     if artifact.route is not Route.PACKAGE:
         yield f"nothing can be read from the files of route {artifact.route}"
         return
@@ -53,17 +60,43 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
     if len(libraries) != 1:
         yield f"wanted one library, found {len(libraries)}"
         return
-    cubins = [
-        paths[file.digest]
-        for file in artifact.files
-        if file.path.startswith(CUBINS) and file.path.endswith(CUBIN_SUFFIX)
-    ]
+    yield from _faults_of_package(artifact, manifest, libraries[0], paths)
+
+
+def _kernel_files(artifact: Artifact) -> list[File]:
+    return [file for file in artifact.files if file.path.startswith(CUBINS)]
+
+
+def _images_of(path: str, place: Path) -> list[Capability]:
+    """What a kernel's file is compiled for: one card, or several of which the driver takes one.
+
+    Raises MalformedDocument, for a file of another kind too.
+    """
+    match PurePosixPath(path).suffix:
+        case ".cubin":
+            return [read_cubin(place).capability]
+        case ".hsaco":
+            return [read_hsaco(place).capability]
+        case ".fatbin":
+            return [image.capability for image in read_fatbin(place) if image.kind is ImageKind.ELF]
+        case other:
+            raise MalformedDocument(
+                f"{path} is no kernel that can be read: it ends in {other!r}",
+                hint="kernels are .cubin, .hsaco or .fatbin files",
+                details={"path": path},
+            )
+
+
+def _faults_of_package(
+    artifact: Artifact, manifest: Manifest, library: Path, paths: Mapping[Digest, Path]
+) -> Iterator[str]:
     profile = manifest.profile
     try:
-        elf = read_elf(libraries[0])
-        offences = offences_in(libraries[0], profile) if profile.capability.family == "cpu" else ()
-        capability = capability_of(profile, cubins)
-        foreign = {found for path in cubins if not profile.capability.runs(found := read_cubin(path).capability)}
+        elf = read_elf(library)
+        offences = offences_in(library, profile) if profile.capability.family == "cpu" else ()
+        codes = {file.path: _images_of(file.path, paths[file.digest]) for file in _kernel_files(artifact)}
+        usable = {path: [one for one in images if profile.capability.runs(one)] for path, images in codes.items()}
+        capability = narrowest_of(profile, {one for images in usable.values() for one in images})
         guards = host_guards(
             elf,
             profile,
@@ -80,9 +113,14 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
         yield f"it says it is for {artifact.capability}, its code is for {capability}"
     for offence in offences[:MOST_LISTED]:
         yield f"its code is not for {profile.capability}: {offence}"
+    foreign = {one for path, images in codes.items() if not usable[path] for one in images}
     if foreign:
         yield f"it holds kernels for {', '.join(sorted(foreign))}, which {profile.capability} does not run"
-    for guard in guards:
+    yield from _faults_of_guards(artifact, guards)
+
+
+def _faults_of_guards(artifact: Artifact, wanted: Iterable[HostGuard]) -> Iterator[str]:
+    for guard in wanted:
         found = [own.value for own in artifact.host_guards if own.kind == guard.kind]
         if not found and RULES[guard.kind].order is Order.ADVISORY:
             continue  # it says where the code was tuned; an older version did not write all of it down

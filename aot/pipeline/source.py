@@ -9,7 +9,7 @@ from aot.client import RegistryClient
 from aot.errors import BlobNotFound, CompileStopped, InvalidSource
 from aot.sandbox import ShouldStop
 from aot.schema.digest import Digest
-from aot.schema.spec import Blob, FactorySource, File, ProgramSource, Source, Spec
+from aot.schema.spec import Blob, BytecodeSource, CommandSource, FactorySource, File, ProgramSource, Source, Spec
 from aot.schema.wire.blobs import Link
 from aot.source import OpenedSource, blob_of, pack_tree, unpack_tree
 
@@ -25,8 +25,12 @@ class PackedSource:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        packed = self.source.program if isinstance(self.source, ProgramSource) else self.source.tree
-        return (packed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights))
+        weights = tuple(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights)
+        if isinstance(self.source, BytecodeSource):
+            return weights
+        if isinstance(self.source, CommandSource):
+            return (*((self.source.tree,) if self.source.tree else ()), *weights)
+        return (self.source.program if isinstance(self.source, ProgramSource) else self.source.tree, *weights)
 
 
 def pack_factory(
@@ -144,6 +148,13 @@ def open_source(spec: Spec, places: Mapping[Digest, Path], *, into: Path) -> Ope
     """Open a source whose blobs lie at `places`. Raises InvalidSource for an archive that is not safe to unpack."""
     into.mkdir(parents=True, exist_ok=True)
     weights = tuple(_under_its_suffix(places[file.digest], file, into) for file in spec.weights)
+    if isinstance(spec.source, BytecodeSource):
+        return OpenedSource(None, "", None, ())
+    if isinstance(spec.source, CommandSource):
+        if spec.source.tree is None:
+            return OpenedSource(None, "", None, weights)
+        unpack_tree(places[spec.source.tree.digest], into / "tree")
+        return OpenedSource(into / "tree", "", None, weights)
     if isinstance(spec.source, ProgramSource):
         return OpenedSource(None, "", places[spec.source.program.digest], weights)
     tree = into / "tree"

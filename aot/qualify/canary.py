@@ -26,6 +26,7 @@ from aot.runtime.calling import bind_call
 from aot.runtime.synthetic import is_synthesized, synthetic_tensor
 from aot.schema.artifact import Artifact, ConstantKind
 from aot.schema.manifest import Canary
+from aot.schema.recipe import Route
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +48,8 @@ def make_canaries(numerics: Numerics, job: ProofJob, program: Program, bundle: S
     reference = Reference(program.module, memory_bytes=job.memory_bytes)
     found: list[Canary] = []
     for subject in numerics.subjects:
+        if subject.group.first.route is Route.FUNCTION:
+            continue  # it runs on a live module alone, and a pod has no other weights to put into that
         point = subject.points()[0]
         seed = job.seed + 100
         call = subject.call_at(point, seed=seed)

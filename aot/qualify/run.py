@@ -85,28 +85,39 @@ def qualify(
         should_stop=should_stop,
     )
     stored = _plain_bundle(read_bundle(bundle_dir.absolute()), scratch.absolute())
-    artifacts = stored.manifest.artifacts
-    try:
-        start_proof = _prove_start(proving, stored)
-        numerics = run_numerics(proving, stored, seconds=seconds)
-        claim = read_claim(numerics, Claim)
-    except QualificationFailed as error:
-        raise with_hint(error, artifacts) from error
-    agreements = judge(proving, proving, numerics, claim, artifacts)
+    start_proof, numerics, claim = _prove_here(proving, stored, seconds=seconds)
+    agreements = judge(proving, proving, numerics, claim, stored.manifest.artifacts)
     canaries, paths = _take_canaries(claim, numerics, scratch.absolute() / "canaries")
     below = _prove_below(proving, stored, host=host, seconds=seconds)
-    qualification = Qualification(
+    qualification = msgspec.structs.replace(
+        _describe(proving, claim, stored.manifest.artifacts),
         start=start_proof,
         agreements=agreements,
-        recompiles=count_misses(claim.cases),
         seconds=round(time.monotonic() - started, 3),
-        numerics="checked" if is_checked(proving) else UNCHECKED,
-        profile=profile.name,
-        torch=profile.toolchain.torch,
-        left_out=list_omissions(claim, artifacts),
         **below,
     )
-    return Proof(qualification, with_speeds(artifacts, claim), canaries, paths)
+    return Proof(qualification, with_speeds(stored.manifest.artifacts, claim), canaries, paths)
+
+
+def _describe(proving: Proving, claim: Claim, artifacts: tuple[Artifact, ...]) -> Qualification:
+    """Under what the proof was made, and what it had to leave out."""
+    return Qualification(
+        recompiles=count_misses(claim.cases),
+        numerics="checked" if is_checked(proving) else UNCHECKED,
+        profile=proving.profile.name,
+        torch=proving.profile.toolchain.torch,
+        left_out=list_omissions(claim, artifacts),
+    )
+
+
+def _prove_here(proving: Proving, stored: StoredBundle, *, seconds: float) -> tuple[StartProof, Watched, Claim]:
+    """Both proofs on this host's own CPU or card: the start, then numerics and what their child says of itself."""
+    try:
+        start = _prove_start(proving, stored)
+        numerics = run_numerics(proving, stored, seconds=seconds)
+        return start, numerics, read_claim(numerics, Claim)
+    except QualificationFailed as error:
+        raise with_hint(error, stored.manifest.artifacts) from error
 
 
 def _prove_start(proving: Proving, stored: StoredBundle) -> StartProof:

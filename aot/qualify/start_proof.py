@@ -11,11 +11,12 @@ from aot.schema.profile import Profile
 from aot.schema.report import StartProof
 
 
-def prove_start(eager: Watched, start: Watched, *, profile: Profile) -> StartProof:
+def prove_start(eager: Watched, start: Watched, *, profile: Profile, imports_compiler: bool = False) -> StartProof:
     """Compare a pod's start with the eager start of the same program.
 
     Processes and modules count beyond what eager has: a program that runs `ldconfig` while it is imported does so
     with and without us. Where processes could not be counted (`counted_by` is "polling"), those that were seen count.
+    `imports_compiler`: of the route `function`, which is loaded by Dynamo's and Inductor's own code.
     Raises QualificationFailed for a crash, a process, a compiler's module, or a first call that ran eagerly.
     """
     plain, claim = read_claim(eager, Claim), read_claim(start, Claim)
@@ -38,7 +39,7 @@ def prove_start(eager: Watched, start: Watched, *, profile: Profile) -> StartPro
         compiler_modules=_extra_modules(eager, plain, start, claim),
         peak_memory_bytes=start.ended.max_rss_bytes,
     )
-    if proof.processes or proof.compiler_modules:
+    if proof.processes or (proof.compiler_modules and not imports_compiler):
         raise _refuse(proof, start)
     return proof
 

@@ -9,7 +9,7 @@ from aot.qualify.job import CASES_DIRECTORY, Claim, Compared, Comparisons, Task
 from aot.qualify.start_proof import prove_start
 from aot.qualify.verdict import agreements_of, check_claim, refuse_differences, refuse_misses
 from aot.schema.artifact import Artifact
-from aot.schema.recipe import Randomness
+from aot.schema.recipe import Randomness, Route
 from aot.schema.report import Agreement, StartProof
 
 
@@ -26,7 +26,8 @@ def start_compiled(proving: Proving, stored: StoredBundle) -> Watched:
 
 
 def prove_pair(proving: Proving, eager: Watched, start: Watched) -> StartProof:
-    return prove_start(eager, start, profile=proving.profile)
+    by_function = proving.recipe.routes == (Route.FUNCTION,)
+    return prove_start(eager, start, profile=proving.profile, imports_compiler=by_function)
 
 
 def is_checked(proving: Proving) -> bool:

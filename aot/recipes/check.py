@@ -6,12 +6,12 @@ from aot.errors import InvalidSpec
 from aot.recipes.options import ALLOWED, is_known, reason_against
 from aot.schema.recipe import Purpose, Recipe, Regions, Route
 
-# `kernel` is that of Triton kernels, whose recipes hold nothing else.
-BUILT_ROUTES = (Route.PACKAGE, Route.KERNEL)
+# `kernel` and `bytecode` are those of Triton kernels and of installed distributions, whose recipes hold nothing else.
+BUILT_ROUTES = (Route.PACKAGE, Route.FUNCTION, Route.KERNEL, Route.BYTECODE)
 NO_OTHER_ROUTE = "this version has no other route for it: run it eagerly, or with torch.compile in the pod"
 
 # The default of Recipe.routes allows `cache` after `package`: it is what old documents without the field mean.
-_ACCEPTED = ((Route.PACKAGE,), (Route.PACKAGE, Route.CACHE))
+_ACCEPTED = ((Route.PACKAGE,), (Route.PACKAGE, Route.CACHE), (Route.FUNCTION,))
 
 # Variables that would change generated code, or reach around the sandbox, behind the recipe's back.
 RESERVED_VARIABLES: dict[str, str] = {
@@ -36,13 +36,15 @@ _RESERVED_PREFIXES = ("AOT_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "LD_")
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises InvalidSpec for what the route `package` cannot do, naming what can."""
+    """Raises InvalidSpec for what the recipe's route cannot do, naming what can."""
     if recipe.purpose is Purpose.TRAINING:
         raise InvalidSpec(
             "route package compiles for inference only, the recipe asks for training",
             hint='set purpose = "inference" for the serving build; ' + NO_OTHER_ROUTE,
         )
     _check_routes(recipe.routes)
+    if recipe.routes == (Route.FUNCTION,):
+        _check_function(recipe)
     if recipe.freeze and recipe.regions is Regions.AUTO:
         raise InvalidSpec(
             "freeze = true with regions = auto would put one block's weights into the code of all of them",
@@ -71,7 +73,23 @@ def _check_routes(routes: tuple[Route, ...]) -> None:
             hint=f"set {wanted}",
         )
     found = ", ".join(routes) or "none"
-    raise InvalidSpec(f"wanted the route package and no other, found {found}", hint=f"set {wanted}")
+    raise InvalidSpec(f"wanted the route package or function and no other, found {found}", hint=f"set {wanted}")
+
+
+def _check_function(recipe: Recipe) -> None:
+    """Refuse what only a package can be: Dynamo takes a program whole, and its weights are the live module's."""
+    wanted = 'leave it out, or set routes = ["package"]'
+    if recipe.freeze:
+        raise InvalidSpec("route function keeps weights outside, the recipe asks for freeze = true", hint=wanted)
+    if recipe.regions is Regions.AUTO:
+        raise InvalidSpec("route function compiles a program whole, the recipe asks for regions = auto", hint=wanted)
+    if not recipe.fullgraph:
+        raise InvalidSpec("route function takes one graph, the recipe asks for fullgraph = false", hint=wanted)
+    if recipe.dynamic is True:
+        raise InvalidSpec(
+            "route function leaves open the sizes that are named, the recipe asks for dynamic = true",
+            hint=f"name dimensions; {wanted}",
+        )
 
 
 def _check_option(name: str) -> None:

@@ -34,6 +34,10 @@ _UNREVIEWED = "no rule of this version says what it does to an artifact"
 REFUSED: tuple[tuple[str, str], ...] = (
     *((name, _UNSAFE) for name in ("always_keep_tensor_constants", "joint_graph_constant_folding")),
     ("aot_inductor.use_runtime_constant_folding", _UNSAFE),
+    (
+        "inplace_buffers",
+        "a kernel of a card that stores over what it loads can be wrong: it is off there, and on on a CPU",
+    ),
     ("cpp.weight_prepack", _UNSAFE + "; set freeze = true to pack the weights of one checkpoint"),
     ("freezing*", _FROZEN),
     ("aot_inductor.package_constants_in_so", _OURS + "; set freeze = true for weights inside"),
@@ -126,7 +130,7 @@ _PASSES = """
     epilogue_fusion_user_defined_triton_kernel epilogue_fusion_with_atomic_add
     expand_dimension_for_pointwise_nodes fallback_by_default fallback_embedding_bag_byte_unpack
     force_fuse_int_mm_with_mul force_layout_optimization force_pointwise_cat force_shape_pad group_fusion
-    implicit_fallbacks inplace_buffers inplace_padding layout_opt_default layout_optimization
+    implicit_fallbacks inplace_padding layout_opt_default layout_optimization
     loop_index_inversion_in_fusion loop_ordering_after_fusion loop_reindexing_after_fusion
     max_complex_pointwise_cat_inputs max_fusion_buffer_group_pairwise_attempts max_fusion_size
     max_fusion_unique_io_buffers max_pointwise_cat_inputs memory_planning memory_pool min_num_split min_overlap_ratio

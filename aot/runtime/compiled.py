@@ -133,7 +133,7 @@ class CompiledModel:
                 one.enabled = True
 
     def rebind(self) -> None:
-        """Bind again to the module's tensors as they are now; needed only for what `aot.runtime.binding` lists."""
+        """Bind again to the module's tensors as they are now; needed only for what `aot.runtime.watch` lists."""
         for unit in self._units:
             unit.rebind()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aot.environment import observe_environment
 from aot.errors import AotError, BindingFailed, LoadFailed, NoCompatibleArtifact
-from aot.runtime.bind import Binder, Likeness
+from aot.runtime.bind import Binder, Likeness, Opener
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.constants import read_tensors
 from aot.runtime.container import Container
@@ -33,6 +33,8 @@ from aot.select import describe_coverage, select
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+    from aot.bundle import StoredBundle
 
 Locate = Callable[[File], Path]
 """Give the place of a file's verified bytes."""
@@ -58,20 +60,14 @@ def load_artifacts(
 
     Without `graphs` no call is replayed as a CUDA graph, whatever the artifacts ask for. `canary` runs each artifact
     on the inputs of its proof first, and leaves out one that gives something else.
-
     `view` gives a directory that shows an artifact's files under their own names; it is asked only where files must
     lie side by side. With fallback "eager" a misfit yields a CompiledModel that runs eagerly and says why; with
     "raise" it raises BindingFailed or LoadFailed.
     """
     counters = Counters()
     likeness = Likeness(manifest.fingerprint, module)
-    # The narrowest first: it was compiled for these very sizes, and a wider one would take every call.
-    chosen = sorted(
-        (manifest.artifacts[index] for index in selection.artifacts), key=lambda one: NARROWEST.index(one.coverage.kind)
-    )
-    units, reasons = _open_units(
-        chosen, module, _Opener(manifest, locate, view, canary=canary, graphs=graphs), likeness, counters
-    )
+    opener = _Opener(manifest, locate, view, canary=canary, graphs=graphs)
+    units, reasons = _open_units(_narrowest_first(manifest, selection), module, opener, likeness, counters)
     if is_of_program(manifest.fingerprint):
         _try_first(units, manifest, module)
     model = CompiledModel(
@@ -85,12 +81,22 @@ def load_artifacts(
         counters=counters,
     )
     if fallback is Fallback.RAISE and model.reasons:
-        raise BindingFailed(
-            f"the bundle does not fit the live module: {model.reasons[0]}",
-            hint='load it for the module it was built from, or load with fallback="eager"',
-            details={"reasons": list(model.reasons)},
-        )
+        raise _misfit(model.reasons)
     return model
+
+
+def _narrowest_first(manifest: Manifest, selection: Selection) -> list[Artifact]:
+    """The selected artifacts; one that was compiled for very few sizes comes before a wider one, which takes all."""
+    chosen = [manifest.artifacts[index] for index in selection.artifacts]
+    return sorted(chosen, key=lambda artifact: NARROWEST.index(artifact.coverage.kind))
+
+
+def _misfit(reasons: Sequence[str]) -> BindingFailed:
+    return BindingFailed(
+        f"the bundle does not fit the live module: {reasons[0]}",
+        hint='load it for the module it was built from, or load with fallback="eager"',
+        details={"reasons": list(reasons)},
+    )
 
 
 def load_bundle(
@@ -109,7 +115,7 @@ def load_bundle(
     process runs on, where it cannot observe that itself.
     Raises IntegrityFailed, and with fallback "raise" what `load_artifacts` raises.
     """
-    from aot.bundle import materialise_view, raise_first, read_bundle, verify_bundle
+    from aot.bundle import raise_first, read_bundle, verify_bundle
 
     if verify:
         raise_first(verify_bundle(bundle_dir, None))
@@ -121,22 +127,27 @@ def load_bundle(
     if selection.bundle is None:
         error = refuse(selection, reference)
         return load_nothing(module, error=error, fallback=policy, reference=reference, selection=selection)
-    views = bundle_dir.with_name(f"{bundle_dir.name}.views")
-
-    def view(artifact: Artifact) -> Path:
-        return materialise_view(stored.blob_path, artifact, views / str(stored.manifest.artifacts.index(artifact)))
-
     return load_artifacts(
         stored.manifest,
         stored.digest,
         module,
         selection=selection,
         locate=lambda file: stored.blob_path(file.digest),
-        view=view,
+        view=_views_of(stored, bundle_dir.with_name(f"{bundle_dir.name}.views")),
         fallback=policy,
         reference=reference,
         canary=canary,
     )
+
+
+def _views_of(stored: "StoredBundle", place: Path) -> Callable[[Artifact], Path]:
+    """What shows the files of one artifact of `stored` under their own names, below `place`."""
+    from aot.bundle import materialise_view
+
+    def view(artifact: Artifact) -> Path:
+        return materialise_view(stored.blob_path, artifact, place / str(stored.manifest.artifacts.index(artifact)))
+
+    return view
 
 
 def load_nothing(
@@ -220,6 +231,19 @@ class _Opener:
         library, cubins = directory / libraries[0].path, directory / CUBINS
         return Container.open(library, device=device, cubins=cubins, num_models=num_models)
 
+    def for_module(self, module: "Module", artifacts: Sequence[Artifact]) -> Opener:
+        """Return what opens the artifacts of one live module: a function is loaded for it, a library for any."""
+        if all(artifact.route is not Route.FUNCTION for artifact in artifacts):
+            return self
+        from aot.runtime.function import FunctionOpener
+
+        return FunctionOpener(self, module, self._file_of)
+
+    def _file_of(self, artifact: Artifact, path: str) -> Path:
+        for file in artifact.files:
+            self._locate(file)  # verified before they are linked to
+        return self._view(artifact) / path
+
     def lifted(self, artifact: Artifact) -> Mapping[str, "Tensor"]:
         known = self._lifted.get(id(artifact))
         if known is None:
@@ -252,7 +276,7 @@ def _open_units(
             reasons.append(f"no loader for rocm: an artifact for {artifact.capability} is stored, not run")
         elif artifact.route is Route.KERNEL:
             reasons.append("route kernel holds code objects for a driver, no module: fetch them as a bundle")
-        elif artifact.route is not Route.PACKAGE:
+        elif artifact.route not in (Route.PACKAGE, Route.FUNCTION):
             reasons.append(f"route {artifact.route} is not loaded by this call")
         elif faults := find_faults(artifact.input_guards, artifact.inputs):
             reasons.append(f"[{describe_coverage(artifact)}] input guards cannot be checked: {faults[0]}")
@@ -265,5 +289,5 @@ def _open_units(
         except AttributeError:
             reasons += [*likeness.differences(), f"{name}: the live module has no such submodule"]
             continue
-        units.append(Unit(name, part, Binder(found, part, opener, likeness), counters))
+        units.append(Unit(name, part, Binder(found, part, opener.for_module(part, found), likeness), counters))
     return units, tuple(dict.fromkeys(reasons))

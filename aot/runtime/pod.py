@@ -8,7 +8,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,8 +206,13 @@ class _Attempt:
             tasks.append(Task(lambda: pod.evict(keep=self.fetches)))
         if pod.client is not None and receipts:
             client, environment, stale = pod.client, self.environment, self.stale
-            receipt = partial(_send_receipt, client, model, environment, stale=stale, seconds=seconds)
-            tasks.append(Task(receipt, at_exit=True))
+
+            def tell() -> None:
+                from aot.runtime.receipts import send_receipt
+
+                send_receipt(client, model, environment, stale=stale, seconds=seconds)
+
+            tasks.append(Task(tell, at_exit=True))
         if tasks:
             run_later(tasks)
 
@@ -341,25 +345,3 @@ def _parse_fallback(text: str) -> Fallback:
         return Fallback(text)
     except ValueError as error:
         raise InvalidInput(f"wanted the fallback eager or raise, found {text!r}") from error
-
-
-def _send_receipt(
-    client: LateClient, model: CompiledModel, environment: Environment, *, stale: bool, seconds: float
-) -> None:
-    from aot.schema.wire.workers import Receipt
-
-    assert model.reference is not None
-    receipt = Receipt(
-        reference=model.reference,
-        bundle=model.bundle,
-        environment=environment,
-        outcome=model.outcome,
-        reasons=model.reasons[:20],
-        counters=model.counters,
-        stale_tag=stale,
-        load_seconds=seconds,
-    )
-    try:
-        client.send_receipt(receipt)
-    except AotError as error:
-        log.info("receipt not sent: %s", error.message)

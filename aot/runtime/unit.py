@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from aot.errors import RunFailed
+from aot.errors import GuardFailed, RunFailed
 from aot.runtime.calling import BoundCall
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
@@ -129,7 +129,10 @@ class Unit:
             for variant in form.variants:
                 refused = variant.check(tensors)  # type: ignore[arg-type]
                 if refused is None:
-                    return self._run(form, variant, tensors)  # type: ignore[arg-type]
+                    result = self._run(form, variant, tensors)  # type: ignore[arg-type]
+                    if result.__class__ is not Miss or result.kind != "guard_misses":
+                        return result
+                    refused = result.reason  # another example set may be for this very state
                 reasons.append(f"[{variant.coverage}] {refused}")
         return Miss("; ".join(reasons), "guard_misses")
 
@@ -159,6 +162,8 @@ class Unit:
                 run = variant.graphs.run
         try:
             outputs = run(tensors)
+        except GuardFailed as error:
+            return Miss(error.message, "guard_misses")
         except RunFailed as error:
             if variant.writes:
                 raise

@@ -119,9 +119,14 @@ def checked(bind: Bind) -> Bind:
     return bind
 
 
-def list_gpu_devices() -> tuple[Path, ...]:
-    """The device files of this host's cards, for the `devices` of a child."""
-    return tuple(sorted(path for name in ("nvidia*", "kfd", "dri") for path in Path("/dev").glob(name)))
+def list_gpu_devices(family: str, *, root: Path = Path("/dev")) -> tuple[Path, ...]:
+    """The device files of this host's cards of a capability's family, for the `devices` of a child; none for a CPU.
+
+    Directories among them too: a slice of a card is opened through `nvidia-caps/` (NVIDIA MIG user guide, "Device
+    nodes and capabilities"), AMD cards through `dri/` beside `kfd`.
+    """
+    patterns = {"cuda": ("nvidia*",), "rocm": ("kfd", "dri")}.get(family, ())
+    return tuple(sorted(path for pattern in patterns for path in root.glob(pattern)))
 
 
 def write_arguments(

@@ -49,10 +49,8 @@ def run_child(
     calling thread, and what they raise is raised here once the child is gone. The child also dies with this process
     and with this thread. Raises InvalidInput when the child could not be started.
     """
-    shown = [same_place(path, BindMode.READ) for path in readable]
-    shown += [same_place(path, BindMode.WRITE) for path in writable]
-    shown += [same_place(path, BindMode.DEVICE) for path in devices]
-    shown += map(checked, binds)
+    same = ((readable, BindMode.READ), (writable, BindMode.WRITE), (devices, BindMode.DEVICE))
+    shown = [same_place(path, mode) for paths, mode in same for path in paths] + [checked(bind) for bind in binds]
     _check(argv, cwd, env, shown, sandbox)
     reader = EventReader(on_event or (lambda _: None))
     with contextlib.ExitStack() as stack:

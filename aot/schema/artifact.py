@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from aot.schema.capability import Capability
 from aot.schema.codec import Document
-from aot.schema.guard import HostGuard, InputGuard
+from aot.schema.guard import HostGuard, InputGuard, ProgramGuard
 from aot.schema.recipe import Dimension, Route
 from aot.schema.spec import File
 
@@ -116,6 +116,7 @@ class Kernel(Document, kw_only=True):
     candidates: int = 0
     best_us: float | None = None
     next_us: float | None = None
+    reused: bool = False  # measured by an earlier build of the profile
 
 
 class Winner(StrEnum):
@@ -210,6 +211,7 @@ class Artifact(Document, kw_only=True):
     files: tuple[File, ...]
     host_guards: tuple[HostGuard, ...]
     input_guards: tuple[InputGuard, ...] = ()
+    program_guards: tuple[ProgramGuard, ...] = ()
     call: CallSpec | None = None
     inputs: tuple[TensorMeta, ...] = ()
     outputs: tuple[TensorMeta, ...] = ()

@@ -23,6 +23,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "get_build": Endpoint("GET", "/v1/builds/{build}", None, builds.BuildView, Scope.READ),
     "get_build_log": Endpoint("GET", "/v1/builds/{build}/log", None, builds.BuildLog, Scope.READ),
     "cancel": Endpoint("POST", "/v1/builds/{build}/cancel", builds.CancelRequest, builds.BuildView, Scope.SUBMIT),
+    "retry": Endpoint("POST", "/v1/builds/{build}/retry", builds.RetryRequest, builds.SubmitReply, Scope.SUBMIT),
     "claim": Endpoint("POST", "/v1/claims", builds.ClaimRequest, builds.ClaimReply, Scope.CLAIM),
     "renew": Endpoint("POST", "/v1/builds/{build}/renew", None, builds.RenewReply, Scope.BUILD),
     "report_progress": Endpoint(

@@ -43,6 +43,8 @@ class ContainerFacts(Document, kw_only=True):
     libstdcxx: str | None = None  # highest GLIBCXX_ version that the loaded library defines: "3.4.30"
     threads: int | None = None  # that torch would use
     cores: int | None = None  # that this process may use
+    bytecode: str | None = None  # that the interpreter reads: "cpython-311 a70d0d0a"
+    distributions: tuple[str, ...] | None = None  # those that somebody asked for: "torch==2.13.0+cpu sha256:..."
 
 
 class ProcessFacts(Document, kw_only=True):

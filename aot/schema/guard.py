@@ -18,6 +18,18 @@ class HostGuard(Document, kw_only=True):
     value: str
 
 
+class ProgramGuard(Document, kw_only=True):
+    """A condition on the state that a program reads, as the compiler found it; checked at each call by its own code.
+
+    Only the route `function` has them. `source` is where the value comes from ("L['self'].scale": L holds forward's
+    arguments, G its globals); `condition` is what it must be, "" where `kind` says it all.
+    """
+
+    kind: str  # Dynamo's: "TENSOR_MATCH", "CONSTANT_MATCH", "TYPE_MATCH"
+    source: str = ""
+    condition: str = ""
+
+
 class InputGuard(Document, kw_only=True):
     """A condition on the flat tensor inputs of one call.
 

@@ -40,6 +40,16 @@ class Profile(Document, kw_only=True):
         """Where programs of this profile live: "cpu" or "cuda", which is torch's word for AMD's cards as well."""
         return "cpu" if self.capability.family == "cpu" else "cuda"
 
+    @property
+    def is_for_kernels(self) -> bool:
+        """True of a target that kernels are built for without its card: no worker is it, and no model is built for it.
+
+        A worker with a card has that card's facts in its profile, under whatever name.
+        """
+        if self.device is not None or self.capability.family == "cpu":
+            return False
+        return self.name == kernel_profile_name(self.capability, self.toolchain.triton or "none")
+
 
 def kernel_profile_name(capability: Capability, triton: str) -> Name:
     """Return the name of the profile that kernels are built for without its card: what decides their code, no more."""

@@ -10,6 +10,7 @@ class Route(StrEnum):
     CACHE = "cache"
     FUNCTION = "function"
     KERNEL = "kernel"  # one Triton kernel a region, as a code object for the driver
+    BYTECODE = "bytecode"  # the modules of one installed distribution a region, compiled to bytecode
 
 
 class Mode(StrEnum):

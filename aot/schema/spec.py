@@ -63,7 +63,47 @@ class KernelSource(Document, kw_only=True, tag="kernel"):
     requirements: tuple[str, ...] = ()
 
 
-Source = FactorySource | ProgramSource | KernelSource
+class Distribution(Document, kw_only=True):
+    """One installed distribution, or the standard library as `python`, and which of its modules are compiled.
+
+    `record` is over the paths and hashes of all its modules, as its RECORD lists them.
+    """
+
+    name: str
+    version: str
+    record: Digest
+    files: tuple[str, ...]
+
+    @property
+    def guard(self) -> str:
+        return f"{self.name}=={self.version} {self.record}"
+
+
+class BytecodeSource(Document, kw_only=True, tag="bytecode"):
+    """What is installed where the bundle is made: nothing is sent, and whoever has the same can make it again."""
+
+    interpreter: str  # cache tag and magic number, and " opt-1" where -O: "cpython-311 a70d0d0a"
+    distributions: tuple[Distribution, ...]
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        return tuple(f"{one.name}=={one.version}" for one in self.distributions if one.name != "python")
+
+
+class CommandSource(Document, kw_only=True, tag="command"):
+    """A command whose compiler caches are captured, and the packed tree that it runs in, for whoever runs it again.
+
+    `tree` is None of a bundle that never leaves its maker: nobody could prove it. `entries` is over the paths and
+    digests of what was captured: one command leaves other entries when it meets other shapes.
+    """
+
+    command: tuple[str, ...]
+    tree: Blob | None = None
+    entries: Digest | None = None
+    requirements: tuple[str, ...] = ()
+
+
+Source = FactorySource | ProgramSource | KernelSource | BytecodeSource | CommandSource
 
 
 class Limits(Document, kw_only=True):
@@ -106,5 +146,11 @@ class Spec(Document, kw_only=True):
     @property
     def blobs(self) -> tuple[Blob, ...]:
         """Everything a worker must have before it starts."""
-        packed = self.source.program if isinstance(self.source, ProgramSource) else self.source.tree
-        return (packed, *(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights))
+        weights = tuple(Blob(digest=file.digest, size_bytes=file.size_bytes) for file in self.weights)
+        match self.source:
+            case BytecodeSource() | CommandSource(tree=None):
+                return weights
+            case ProgramSource(program=packed) | FactorySource(tree=packed) | KernelSource(tree=packed):
+                return (packed, *weights)
+            case CommandSource(tree=Blob() as packed):
+                return (packed, *weights)

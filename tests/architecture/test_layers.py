@@ -27,9 +27,11 @@ LAYERS: tuple[frozenset[str], ...] = (
             "aot.trust",
             "aot.facts",
             "aot.bundle",
+            "aot.bytecode",
             "aot.cache",
             "aot.client",
             "aot.config",
+            "aot.locks",
             "aot.source",
             "aot.sandbox",
             "aot.broker",
@@ -41,7 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"aot.qualify", "aot.capture", "aot.pipeline"}),
     frozenset({"aot.cli", "worker"}),
 )
-REGISTRY_MAY_IMPORT = LAYERS[0] | {"aot.trust", "aot.facts", "aot.bundle", "aot.broker"}
+REGISTRY_MAY_IMPORT = LAYERS[0] | {"aot.trust", "aot.facts", "aot.bundle", "aot.broker", "aot.locks"}
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 STANDARD_OR_MSGSPEC = {"msgspec"}

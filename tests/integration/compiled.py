@@ -18,6 +18,7 @@ import torch
 
 from aot.compile.program import Program, open_factory
 from aot.compile.run import Compiled, compile_source
+from aot.compile.strip import strip_program
 from aot.compile.toolchain import observe_toolchain
 from aot.environment import observe_environment
 from aot.runtime.constants import read_tensors
@@ -27,7 +28,7 @@ from aot.schema.artifact import Artifact, ConstantKind
 from aot.schema.capability import Capability
 from aot.schema.names import Name
 from aot.schema.profile import Profile
-from aot.schema.recipe import Dimension, Recipe
+from aot.schema.recipe import Dimension, Recipe, Regions
 from aot.schema.spec import Limits, Spec
 from tests.builders import a_spec
 
@@ -195,6 +196,36 @@ def bucketed() -> tuple[Compiled, Source]:
     source = write_source(place / "tree")
     recipe = Recipe(dimensions=(Dimension(name="batch", buckets=(2, 8)),))
     return build(source, place / "scratch", recipe=recipe, shared=shared_headers()), source
+
+
+@cache
+def in_regions() -> tuple[Compiled, Source]:
+    """STACK by regions: one artifact for its three blocks."""
+    place = scratch_directory("regions")
+    source = write_source(place / "tree", STACK)
+    return build(source, place / "scratch", recipe=Recipe(regions=Regions.AUTO), shared=shared_headers()), source
+
+
+@cache
+def stripped() -> tuple[Compiled, Source]:
+    """EVERYTHING as an exported program without its weights, for batches of 2 to 8."""
+    place = scratch_directory("stripped")
+    source = write_source(place / "tree")
+    program = open_module(source, seed=3)
+    batch = torch.export.Dim("batch", min=2, max=8)
+    exported = torch.export.export(
+        program.module,
+        program.examples[0].args,
+        dict(program.examples[0].kwargs),
+        dynamic_shapes={"x": {0: batch}, "mask": {0: batch}},
+    )
+    torch.export.save(exported, place / "full.pt2")
+    strip_program(place / "full.pt2", place / "stripped")
+    compiled = build(Source(None, program=place / "stripped"), place / "scratch", shared=shared_headers())
+    return compiled, source
+
+
+UNFROZEN = {"whole": everything, "buckets": bucketed, "regions": in_regions, "stripped": stripped}
 
 
 def library_of(compiled: Compiled, index: int = 0) -> Path:

@@ -124,7 +124,8 @@ def test_ctrl_c_says_which_builds_go_on(shell: Shell, tree: Path) -> None:
     process = shell.start("build", *arguments(tree, "interrupted"))
     claims = [shell.claim(process, name) for name in NAMES]
     assert process.stderr is not None
-    process.stderr.readline()
+    for name in NAMES:  # each is told once its answer has come
+        assert process.stderr.readline().startswith(f"{name}: ")
     ran = interrupt(process)
     assert (ran.code, ran.out) == (130, "")
     assert f"builds {', '.join(claim.build for claim in claims)} go on" in ran.err

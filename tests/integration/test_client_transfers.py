@@ -84,7 +84,7 @@ def test_the_first_failure_stops_the_others(store: DirectoryBlobStore, client: R
     for blob, path in good:
         with store.incoming(blob) as writer:
             writer.write(path.read_bytes())
-    bad, _ = a_file(tmp_path, b"never uploaded")
+    bad, _ = a_file(tmp_path, os.urandom(400_000))  # never uploaded, and the first to be asked for
     blobs = [bad, *(blob for blob, _ in good)]
     cache = LocalCache(tmp_path / "cache")
     with pytest.raises(BlobNotFound):
@@ -170,6 +170,7 @@ def test_an_object_store_takes_a_blob_twice(
     import boto3
     from moto.server import ThreadedMotoServer
 
+    from registry.storage.place import S3Place
     from registry.storage.s3 import connect_s3
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -180,7 +181,7 @@ def test_an_object_store_takes_a_blob_twice(
         host, port = server.get_host_and_port()
         endpoint, bucket = f"http://{host}:{port}", f"blobs-{uuid.uuid4().hex}"
         boto3.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=bucket)
-        s3 = connect_s3(bucket=bucket, endpoint=endpoint, region="us-east-1")
+        s3 = connect_s3(S3Place(bucket=bucket, endpoint=endpoint, region="us-east-1"))
         blob, path = a_file(tmp_path, os.urandom(300_000))
         client.put_blob(s3.upload_link(blob, expires_in=HOUR), path)
         client.put_blob(s3.upload_link(blob, expires_in=HOUR), path)  # answered 412, which is as good
@@ -192,3 +193,24 @@ def test_an_object_store_takes_a_blob_twice(
             client.fetch_blobs([absent], [s3.download_link(absent, expires_in=HOUR)], LocalCache(tmp_path / "c"))
     finally:
         server.stop()
+
+
+def test_the_largest_blob_is_asked_for_first_and_paths_come_in_the_callers_order(
+    store: DirectoryBlobStore, client: RegistryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = dict(a_file(tmp_path, os.urandom(size)) for size in (10, 30_000, 20, 20_000, 10_000))
+    for blob, path in files.items():
+        with store.incoming(blob) as writer:
+            writer.write(path.read_bytes())
+    links = [store.download_link(blob, expires_in=HOUR) for blob in files]
+    asked: list[int] = []
+    send = client.transport.send
+
+    def sent(method: str, url: str, **options: object) -> object:
+        asked.append(next(link.size_bytes for link in links if link.url == url))
+        return send(method, url, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client.transport, "send", sent)
+    paths = client.fetch_blobs(files, links, LocalCache(tmp_path / "cache"), workers=1)
+    assert asked == [30_000, 20_000, 10_000, 20, 10]
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in files.values()]

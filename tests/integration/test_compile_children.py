@@ -38,6 +38,17 @@ def failure(tmp_path: Path, code: str, kind: type[CompileFailed], **options: Any
     return caught.value
 
 
+def test_a_source_that_does_not_import_is_told_with_its_line(tmp_path: Path) -> None:
+    error = failure(tmp_path, "import torch\nimport no_such_library\ndef make(): ...\n", SourceNotLoadable)
+    assert "model" in error.message and "No module named 'no_such_library'" in error.message
+    assert error.details["frame"]["line"] == 2
+
+
+def test_a_factory_that_returns_something_else_is_told_what_it_returned(tmp_path: Path) -> None:
+    error = failure(tmp_path, "def make():\n    return 'a model'\n", SourceNotLoadable)
+    assert "model:make" in error.message and "str" in error.message
+
+
 def test_a_factory_that_raises_is_told_with_its_line_and_log(tmp_path: Path) -> None:
     code = "import sys\ndef make():\n    print('almost', file=sys.stderr)\n    raise KeyError('weights')\n"
     error = failure(tmp_path, code, SourceNotLoadable)
@@ -175,3 +186,33 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
     source = replace(builds.write_source(tmp_path / "tree", MODEL), weights=(tmp_path / "w.safetensors",))
     with pytest.raises(InvalidSpec, match="weights do not fit the module"):
         builds.build(source, tmp_path / "scratch")
+
+
+def test_a_source_that_fills_the_disk_is_ended(tmp_path: Path) -> None:
+    code = (
+        "import os\ndef make():\n"
+        "    with open(os.path.join(os.environ.get('TMPDIR', '.'), 'big'), 'wb') as file:\n"
+        "        while True:\n"
+        "            file.write(os.urandom(8 << 20))\n"
+    )
+    error = failure(tmp_path, code, SourceNotLoadable, limits=Limits(disk_bytes=64 << 20))
+    assert error.message == f"the child wrote more than {64 << 20} bytes to disk while loading"
+
+
+def test_a_source_leaves_no_grandchildren_behind(tmp_path: Path) -> None:
+    word = f"grandchild-of-{tmp_path.name}"
+    code = (
+        "import subprocess, sys\ndef make():\n"
+        "    sleeper = [sys.executable, '-c', 'import time; time.sleep(300)']\n"
+        f"    subprocess.Popen([*sleeper, {word!r}], start_new_session=True)\n"
+        "    raise RuntimeError('and then it fails')\n"
+    )
+    failure(tmp_path, code, SourceNotLoadable)
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(word.encode() in command for command in commands)
+
+
+def test_a_source_cannot_change_its_own_files(tmp_path: Path) -> None:
+    code = "def make():\n    with open(__file__, 'a') as file:\n        file.write('# changed')\n"
+    error = failure(tmp_path, code, SourceNotLoadable)
+    assert "Read-only file system" in str(error.details) + error.message or "Permission" in error.message

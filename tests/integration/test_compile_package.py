@@ -15,7 +15,7 @@ from aot.compile.layout import package_place
 from aot.facts import find_absolute_paths, read_elf
 from aot.facts.kernels import read_code_facts, read_kernels
 from aot.schema.artifact import ConstantKind, CoverageKind, LeafKind
-from aot.schema.recipe import Recipe, Regions, Route
+from aot.schema.recipe import Recipe, Route
 from aot.schema.report import Phase
 from aot.select import REQUIRED_GUARDS
 from tests.integration import compiled as builds
@@ -167,24 +167,6 @@ def test_all_parameters_of_the_module_are_recorded() -> None:
     assert [meta.name for meta in compiled.parameters] == names
 
 
-def test_each_bucket_has_code_of_its_own_that_is_right() -> None:
-    compiled, source = builds.bucketed()
-    assert [artifact.coverage.kind for artifact in compiled.artifacts] == [CoverageKind.BUCKET] * 2
-    first, second = (builds.library_of(compiled, index).read_bytes() for index in (0, 1))
-    assert first != second
-    for index, rows in enumerate((2, 8)):
-        program = builds.open_module(source, seed=rows)
-        eager = copy.deepcopy(program.module)
-        x, mask = torch.randn(rows, 16), torch.rand(rows, 1)
-        y, _ = builds.bound(compiled, program.module, index).run((x, mask))
-        assert torch.allclose(y, eager(x, mask=mask)["y"], rtol=1e-4, atol=1e-4)
-
-
-def test_equal_constants_of_two_buckets_are_one_blob() -> None:
-    compiled, _ = builds.bucketed()
-    assert len(compiled.paths) == 3
-
-
 def test_a_frozen_build_has_its_weights_inside_and_says_so(tmp_path: Path) -> None:
     from safetensors.torch import save_file
     from torch._C._aoti import AOTIModelContainerRunnerCpu
@@ -225,54 +207,6 @@ def assert_tuning_was_told(events: list[Mapping[str, Any]], candidates: list[int
     for number, count in enumerate(candidates, start=1):
         expected += [("tuning", f"{step}; kernel {number}, {count} candidates"), ("compiling", step)]
     assert phases == expected
-
-
-def test_a_stripped_program_is_compiled_and_runs_with_the_live_modules_weights(tmp_path: Path) -> None:
-    from aot.compile.strip import strip_program
-
-    source = builds.write_source(tmp_path / "tree")
-    program = builds.open_module(source, seed=3)
-    batch = torch.export.Dim("batch", min=2, max=8)
-    exported = torch.export.export(
-        program.module,
-        program.examples[0].args,
-        dict(program.examples[0].kwargs),
-        dynamic_shapes={"x": {0: batch}, "mask": {0: batch}},
-    )
-    torch.export.save(exported, tmp_path / "full.pt2")
-    strip_program(tmp_path / "full.pt2", tmp_path / "stripped")
-    compiled = builds.build(
-        builds.Source(None, program=tmp_path / "stripped"), tmp_path / "scratch", shared=builds.shared_headers()
-    )
-    (artifact,) = compiled.artifacts
-    assert [(one.low, one.high) for one in artifact.coverage.dimensions] == [(2, 8)]
-    assert "program" in {factor.name for factor in compiled.fingerprint.factors}
-    live = builds.open_module(source, seed=4).module
-    eager = copy.deepcopy(live)
-    container = builds.bound(compiled, live)
-    for rows in (2, 8):
-        x, mask = torch.randn(rows, 16), torch.rand(rows, 1)
-        assert torch.allclose(container.run((x, mask))[0], eager(x, mask=mask)["y"], rtol=1e-4, atol=1e-4)
-
-
-def test_one_artifact_serves_every_block_of_its_kind_with_the_blocks_own_weights(tmp_path: Path) -> None:
-    source = builds.write_source(tmp_path / "tree", builds.STACK)
-    recipe = Recipe(regions=Regions.AUTO)
-    compiled = builds.build(source, tmp_path / "scratch", recipe=recipe, shared=builds.shared_headers())
-    (artifact,) = compiled.artifacts
-    assert (artifact.region, artifact.instances) == ("Block", ("blocks.0", "blocks.1", "blocks.2"))
-    assert [meta.shape for meta in artifact.inputs] == [("batch", 16), ()]
-    assert {meta.name for meta in artifact.constants} == {
-        "norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias",
-    }  # fmt: skip
-    assert compiled.report.regions[0].instances == 3
-    module = builds.open_module(source, seed=11).module
-    for name in artifact.instances:
-        block = module.get_submodule(name)
-        container = builds.bound(compiled, block)
-        for rows in (2, 8):
-            x, scale = torch.randn(rows, 16), torch.randn(())
-            assert torch.allclose(container.run((x, scale))[0], block(x, scale=scale), rtol=1e-4, atol=1e-5)
 
 
 def test_packed_weights_in_an_unfrozen_build_fail_it_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

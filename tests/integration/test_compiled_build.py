@@ -63,13 +63,3 @@ def test_tied_weights_that_come_apart_are_noticed_and_mended(tmp_path: Path) -> 
     model.module.tied.weight, twin.tied.weight = model.module.first.weight, twin.first.weight
     torch.testing.assert_close(model(**call)["y"], twin(**call)["y"])
     assert (model.counters["compiled"], model.counters["eager"]) == (1, 1)
-
-
-def test_each_bucket_answers_for_its_size_and_eager_for_those_between(tmp_path: Path) -> None:
-    model, twin = loaded(*builds.bucketed(), tmp_path)
-    model.fallback = type(model.fallback)("eager")
-    for rows in (2, 3, 8):
-        call = {"x": torch.randn(rows, 16), "mask": torch.ones(rows, 1)}
-        torch.testing.assert_close(model(**call)["y"], twin(**call)["y"])
-    assert (model.counters["compiled"], model.counters["guard_misses"]) == (2, 1)
-    assert "2" in model.last_miss and "8" in model.last_miss and "3" in model.last_miss

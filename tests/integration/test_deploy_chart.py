@@ -156,9 +156,13 @@ def test_secrets_are_references_and_none_is_made(name: str) -> None:
 
 def test_the_registry_understands_what_it_is_told() -> None:
     pod = pods(render(values_of("production")))["aot"]
-    told = environment(pod, aot_database="postgresql+psycopg://u:p@h/d", aot_broker="redis://h/0")
+    admin = "a-given-administrators-token"
+    told = environment(
+        pod, aot_database="postgresql+psycopg://u:p@h/d", aot_broker="redis://h/0", aot_admin_token=admin
+    )
     settings = RegistrySettings.from_environ(told)
     assert not settings.embedded
+    assert settings.admin_token == admin
     assert settings.blob_url == "s3://company-aot/production?region=eu-central-1"
     assert settings.public_url == "https://aot.example.com"
     assert settings.link_lives.total_seconds() == 1800
@@ -166,6 +170,13 @@ def test_the_registry_understands_what_it_is_told() -> None:
     assert [port["containerPort"] for port in container(pod)["ports"]] == [settings.port]
     [source] = container(pod)["envFrom"]
     assert source == {"secretRef": {"name": "aot-bucket"}}
+
+
+def test_the_administrators_token_is_the_registrys_alone_and_need_not_be_given() -> None:
+    for name, told in (("production", {"aot"}), ("minimal", set())):
+        found = pods(render(values_of(name)))
+        reads = {owner: [variable["name"] for variable in container(pod)["env"]] for owner, pod in found.items()}
+        assert {owner for owner, names in reads.items() if "AOT_ADMIN_TOKEN" in names} == told
 
 
 @pytest.mark.parametrize("owner", ["aot", "aot-sweeper"])

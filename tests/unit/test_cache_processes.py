@@ -143,3 +143,18 @@ def test_what_a_process_holds_stays_while_others_fill_and_evict(tmp_path: Path) 
     cache = LocalCache(tmp_path)
     assert cache.evict(limit_bytes=300_000).used_bytes <= 300_000
     assert list((tmp_path / "incoming").iterdir()) == list((tmp_path / "locks").iterdir()) == []
+
+
+def test_of_sixteen_processes_the_one_that_fetches_is_killed_and_the_others_get_the_blob(tmp_path: Path) -> None:
+    root, fetches = tmp_path / "cache", tmp_path / "fetches"
+    hanging = start(ensure_and_hang, root)
+    wait_for(lambda: any((root / "incoming").glob("*")))
+    others = [start(ensure_and_note, root, fetches) for _ in range(15)]
+    time.sleep(0.3)  # until they wait for it
+    assert not fetches.exists(), "one fetches, the others wait"
+    hanging.kill()
+    hanging.join(10)
+    for process in others:
+        process.join(60)
+    assert [process.exitcode for process in others] == [0] * 15
+    assert fetches.read_bytes() == b"x"

@@ -210,6 +210,14 @@ def test_what_no_option_can_say_is_told() -> None:
     assert command.placeholders["NOT IN THE COMMAND"] == "routes cache: no option says it"
 
 
+def test_the_route_of_a_function_is_an_option_of_the_command() -> None:
+    from aot.schema.recipe import Route
+
+    command = build_command(MINI, a_spec(recipe=Recipe(routes=(Route.FUNCTION,))), missing(an_environment()))
+    assert "--route function" in command.line
+    assert "NOT IN THE COMMAND" not in command.placeholders
+
+
 # What a terminal shows
 
 

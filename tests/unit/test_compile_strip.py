@@ -10,6 +10,7 @@ import torch
 from aot.compile.shapes import plan_points
 from aot.compile.strip import open_program, strip_program
 from aot.errors import InvalidSource, SourceNotLoadable
+from aot.runtime.program import explain_program
 from aot.schema.recipe import Dimension, Recipe
 
 
@@ -85,6 +86,23 @@ def test_the_way_back_has_seeded_weights_of_the_same_form_and_still_tied(strippe
     assert torch.equal(again.module.embed.weight, program.module.embed.weight)
     assert not torch.equal(other.module.embed.weight, program.module.embed.weight)
     assert program.module.embed.weight.std() > 0
+
+
+def test_the_modules_of_the_program_are_those_of_the_module_and_no_mark_of_export(tmp_path: Path) -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return x * mask, mask.shape[0]
+
+    batch = torch.export.Dim("batch", min=2, max=8)
+    shapes = {"x": {0: batch}, "mask": {0: batch}}
+    program = torch.export.export(Masked(), (torch.ones(4, 3), torch.ones(4, 1)), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "full.pt2")
+    strip_program(tmp_path / "full.pt2", tmp_path / "stripped.pt2")
+    identity = open_program(tmp_path / "stripped.pt2", seed=0).identity
+    assert identity is not None
+    named = {factor.name for factor in identity.factors if factor.name.startswith("module:")}
+    assert named == {"module:"}
+    assert explain_program(identity, Masked()) == ()
 
 
 def test_the_way_back_runs_and_keeps_its_dimensions(stripped: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from registry.settings import Settings as RegistrySettings
 from registry.storage import choose
+from registry.storage.place import S3Place
 from worker.settings import Settings as WorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,7 @@ SECRETS = {
     "S3_ROOT_PASSWORD": "sentinel-root-password",
     "AOT_S3_ACCESS_KEY": "sentinel-access",
     "AOT_S3_SECRET_KEY": "sentinel-secret",
+    "AOT_ADMIN_TOKEN": "sentinel-administrators-token",
     "AOT_WORKER_TOKEN": "sentinel-token",
 }
 REGISTRIES = ("registry-1", "registry-2")
@@ -148,16 +150,16 @@ def test_addresses_elsewhere_reach_the_links(tmp_path: Path) -> None:
 
 
 def test_the_registries_understand_what_they_are_told(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("registry.storage.s3.connect_s3", lambda **named: asked.append(named))
+    asked: list[S3Place] = []
+    monkeypatch.setattr("registry.storage.s3.connect_s3", asked.append)
     for name in (*REGISTRIES, "sweeper"):
         settings = RegistrySettings.from_environ(found[name]["environment"])
         assert not settings.embedded
         assert settings.database_url == "postgresql+psycopg://aot:sentinel-postgres@postgres/aot"
         assert settings.broker_url == "redis://valkey:6379/0"
         choose.open_store(settings.blob_url, data_dir=Path("unused"), public_url=settings.public_url)
-    expected = {"bucket": "aot", "prefix": "blobs", "endpoint": "http://localhost:9000", "region": "us-east-1"}
-    assert asked == [expected] * 3
+    place = S3Place(bucket="aot", prefix="blobs", endpoint="http://localhost:9000", region="us-east-1")
+    assert asked == [place] * 3
 
 
 def test_two_registries_share_the_key_and_nothing_else(found: dict[str, Any]) -> None:
@@ -168,6 +170,14 @@ def test_two_registries_share_the_key_and_nothing_else(found: dict[str, Any]) ->
     ports = {one["environment"]["AOT_PORT"] for one in (first, second)}
     [upstream] = [block for block in nginx("8750", "9000") if block["directive"] == "upstream"]
     assert {server.split(":")[1] for server in values_of(upstream, "server")} == ports
+
+
+def test_the_administrators_token_is_the_registries_alone(found: dict[str, Any]) -> None:
+    told = {name for name, service in found.items() if "AOT_ADMIN_TOKEN" in service.get("environment", {})}
+    assert told == set(REGISTRIES)
+    for name in REGISTRIES:
+        settings = RegistrySettings.from_environ(found[name]["environment"])
+        assert settings.admin_token == SECRETS["AOT_ADMIN_TOKEN"]
 
 
 def test_workers_hold_no_credentials_of_database_and_bucket(found: dict[str, Any]) -> None:

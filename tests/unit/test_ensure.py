@@ -18,9 +18,11 @@ from aot.errors import (
     LocalStorageFull,
     MalformedDocument,
     ProfileNotFound,
+    RegistryUnreachable,
     SignatureRejected,
 )
 from aot.pipeline import Target, ensure_project, submit_spec
+from aot.pipeline.ensure import Missed
 from aot.pipeline.lockfile import read_lock, write_lock
 from aot.pipeline.source import PackedSource
 from aot.schema.lock import Lock
@@ -71,6 +73,8 @@ class Project:
     started: list[Spec] = field(default_factory=list)
     waited: list[str] = field(default_factory=list)
     fails: AotError | None = None
+    fails_for: dict[tuple[str, str], AotError] = field(default_factory=dict)
+    refuses: dict[tuple[str, str], AotError] = field(default_factory=dict)
 
     @property
     def transport(self) -> AppTransport:
@@ -93,6 +97,7 @@ class Project:
         trusted: TrustedKeys | None = None,
         ci_commit: str | None = None,
         on_target: Callable[[Target], None] = lambda target: None,
+        on_missed: Callable[[Missed], None] = lambda missed: None,
     ) -> list[tuple[str, str, str]]:
         targets = ensure_project(
             self.client,
@@ -103,18 +108,22 @@ class Project:
             start=self.start,
             ci_commit=ci_commit,
             on_target=on_target,
+            on_missed=on_missed,
         )
         return [(target.outcome, target.reference, target.profile) for target in targets]
 
     def start(self, model: ModelEntry, spec: Spec, source: PackedSource) -> Callable[[], BuildView]:
         """Submit, and let a worker that compiles nothing publish when it is waited for."""
+        place = (str(spec.name), str(spec.profile))
+        if (refusal := self.refuses.get(place)) is not None:
+            raise refusal
         self.started.append(spec)
         build = submit_spec(self.client, spec, source, tags=model.tags).build
 
         def wait() -> BuildView:
             self.waited.append(f"{spec.name} {spec.profile}")
-            if self.fails is not None:
-                raise self.fails
+            if (failure := self.fails or self.fails_for.get(place)) is not None:
+                raise failure
             self.service.publish(self.service.claim(spec.profile, build=build.id))
             return self.client.get_build(build.id)
 
@@ -194,8 +203,37 @@ def test_every_missing_build_is_begun_before_the_first_is_waited_for(project: Pr
     with pytest.raises(BuildFailed):
         project.ensure(TWO_MODELS)
     assert len(project.started) == 4
-    assert project.waited == ["mini cpu-v2"]
+    assert project.waited == ["mini cpu-v2", "mini cpu-v3", "maxi cpu-v2", "maxi cpu-v3"]
     assert not project.lock_path.exists()
+
+
+def test_one_that_fails_costs_the_others_neither_their_end_nor_their_line(project: Project) -> None:
+    project.fails_for = {("mini", "cpu-v3"): BuildFailed("g++ said no"), ("maxi", "cpu-v2"): BuildFailed("nor here")}
+    found: list[Target] = []
+    missed: list[Missed] = []
+    with pytest.raises(BuildFailed, match=r"g\+\+ said no"):
+        project.ensure(TWO_MODELS, on_target=found.append, on_missed=missed.append)
+    assert {(target.entry.reference, target.profile) for target in found} == {
+        ("team/mini:latest", "cpu-v2"),
+        ("team/mini:v1", "cpu-v2"),
+        ("team/maxi:latest", "cpu-v3"),
+    }
+    assert [(miss.model.name, miss.spec.profile, str(miss.error)) for miss in missed] == [
+        ("mini", "cpu-v3", "g++ said no"),
+        ("maxi", "cpu-v2", "nor here"),
+    ]
+    assert not project.lock_path.exists()
+    project.fails_for = {}
+    assert {outcome for outcome, _, _ in project.ensure(TWO_MODELS)} == {"present", "built"}
+
+
+def test_one_that_cannot_be_begun_ends_none_of_those_that_were(project: Project) -> None:
+    project.refuses = {("mini", "cpu-v3"): RegistryUnreachable("the line was cut")}
+    missed: list[Missed] = []
+    with pytest.raises(RegistryUnreachable, match="the line was cut"):
+        project.ensure(TWO_MODELS, on_missed=missed.append)
+    assert [(miss.model.name, miss.spec.profile) for miss in missed] == [("mini", "cpu-v3")]
+    assert project.waited == ["mini cpu-v2", "maxi cpu-v2", "maxi cpu-v3"]
 
 
 def test_a_changed_recipe_rebuilds_that_model_alone(project: Project) -> None:

@@ -24,6 +24,8 @@ KINDS = {
     "manifest-frozen": Manifest,
     "manifest-gpu": Manifest,
     "manifest-kernel": Manifest,
+    "manifest-bytecode": Manifest,
+    "manifest-function": Manifest,
     "envelope": Envelope,
     "selection": Selection,
     "environment": Environment,

@@ -21,10 +21,12 @@ from tests.builders import (
     a_node,
     a_profile,
     a_toolchain,
+    altered,
     an_artifact,
     an_environment,
     host_guards,
 )
+from tests.kernel_builders import a_kernel_profile
 
 
 def rejected(*reasons: tuple[str, str, str], region: str = "") -> Decision:
@@ -125,6 +127,27 @@ def test_the_registered_profile_that_serves_best_is_named() -> None:
     assert need.profile is not None
     assert (need.profile.name, need.level) == ("v3", Level.FITS)
     assert missing(an_environment(), profiles=profiles[:1]).profile is None
+
+
+def test_what_kernels_alone_are_built_for_is_never_proposed() -> None:
+    of_kernels = a_kernel_profile("cuda:sm_90", toolchain=a_gpu_profile().toolchain, triton="3.7.0")
+    assert not isinstance(verdict_on_profile(of_kernels, an_environment(**GPU_HOST)), Rejected)
+    assert missing(an_environment(**GPU_HOST), profiles=[of_kernels]).profile is None
+    found = missing(an_environment(**GPU_HOST), profiles=[of_kernels, a_gpu_profile()]).profile
+    assert found is not None and found.name == "h100"
+
+
+def test_a_workers_profile_is_not_taken_for_the_kernels_by_its_name() -> None:
+    of_kernels = a_kernel_profile("cuda:sm_90")
+    assert of_kernels.is_for_kernels and a_kernel_profile("rocm:gfx942").is_for_kernels
+    for worker in (
+        altered(of_kernels, device=a_device()),
+        a_gpu_profile(),
+        a_gpu_profile(device=None),
+        a_profile(),
+        a_profile("cpu-x86-64-v3-triton-3.9.0"),
+    ):
+        assert not worker.is_for_kernels
 
 
 def test_a_profile_of_the_same_card_comes_before_one_tuned_elsewhere() -> None:

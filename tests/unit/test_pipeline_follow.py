@@ -106,9 +106,9 @@ def test_publishing_stops_between_uploads(service: Service, tmp_path: Path, monk
     uploads = []
     upload = client.upload_blobs
 
-    def uploaded(links: Any, paths: Any) -> None:
+    def uploaded(links: Any, paths: Any, **options: Any) -> None:
         uploads.append(len(links))
-        upload(links, paths)
+        upload(links, paths, **options)
 
     monkeypatch.setattr(client, "upload_blobs", uploaded)
     with pytest.raises(CompileStopped, match="enough"):
@@ -143,7 +143,7 @@ def test_waiting_for_the_registry_to_hash_stops_soon(
 def test_an_upload_that_is_hashed_meanwhile_is_published(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aot.pipeline.publish.PENDING_PAUSE", 0.1)
+    monkeypatch.setattr("aot.pipeline.pending.PENDING_PAUSE", 0.1)
     claim = a_claim(service, tmp_path)
     staged = stage(_question(claim), tmp_path / "work")
     client = client_of(service, token=claim.token)

@@ -8,7 +8,7 @@ import pytest
 
 from aot.compile.options import cpu_capability
 from aot.errors import QualificationFailed
-from aot.facts.kernels import read_code_facts
+from aot.facts.kernels import read_code_facts, read_kernels
 from aot.pipeline.recheck import refuse_false_facts
 from aot.schema.artifact import Artifact, KernelFacts
 from aot.schema.capability import Capability
@@ -29,6 +29,7 @@ from tests.builders import (
 )
 from tests.elf_files import an_elf_file
 from tests.kernels import GOLDEN
+from tests.unit.test_facts_fatbin import a_fatbin, an_image
 
 PYTHON = HostGuard(kind="python", value="3.11")
 
@@ -112,6 +113,39 @@ def test_kernels_say_which_cards_they_are_for(tmp_path: Path) -> None:
         check(on_gpu(cubin=a_cubin(90, specific=True), says="cuda:sm_90"), tmp_path)
     with pytest.raises(QualificationFailed, match=Capability("cuda:sm_100")):
         check(on_gpu(cubin=a_cubin(100), says="cuda:sm_90"), tmp_path)
+
+
+def with_file(manifest: Manifest, path: str, *, binaries: tuple[KernelFacts, ...] = ()) -> Manifest:
+    """The same with its kernel's file under another name."""
+    artifact = manifest.artifacts[0]
+    files = tuple(
+        msgspec.structs.replace(file, path=path) if file.path == "cubin/k.cubin" else file for file in artifact.files
+    )
+    changed = msgspec.structs.replace(artifact, files=files, binaries=binaries)
+    return msgspec.structs.replace(manifest, artifacts=(changed,))
+
+
+def test_of_a_fat_binary_one_image_must_run_here(tmp_path: Path) -> None:
+    content = (GOLDEN / "add.fatbin").read_bytes()
+    binaries = read_kernels([("cubin/k.fatbin", GOLDEN / "add.fatbin")], Capability("cpu:x86-64-v3"))
+    assert len(binaries) == 2
+    check(with_file(on_gpu(cubin=content, says="cuda:sm_90a"), "cubin/k.fatbin", binaries=binaries), tmp_path)
+    with pytest.raises(QualificationFailed, match="its code is for cuda:sm_90a"):
+        check(with_file(on_gpu(cubin=content, says="cuda:sm_90"), "cubin/k.fatbin", binaries=binaries), tmp_path)
+
+
+def test_a_fat_binary_for_other_cards_is_refused(tmp_path: Path) -> None:
+    path = a_fatbin(tmp_path, an_image(a_cubin(100), sm=100), an_image(a_cubin(120), sm=120))
+    manifest = with_file(on_gpu(cubin=path.read_bytes(), says="cuda:sm_90"), "cubin/k.fatbin")
+    path.unlink()
+    with pytest.raises(QualificationFailed, match="it holds kernels for cuda:sm_100, cuda:sm_120"):
+        check(manifest, tmp_path)
+
+
+def test_a_kernel_file_of_an_unknown_kind_is_refused_by_name(tmp_path: Path) -> None:
+    manifest = with_file(on_gpu(cubin=a_cubin(90), says="cuda:sm_90"), "cubin/k.spv")
+    with pytest.raises(QualificationFailed, match=r"cubin/k.spv is no kernel that can be read: it ends in '.spv'"):
+        check(manifest, tmp_path)
 
 
 def with_kernels(**deviations) -> Manifest:

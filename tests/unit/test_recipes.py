@@ -54,8 +54,23 @@ def test_a_hint_that_is_followed_ends_the_refusal(recipe: Recipe, asked: str, fo
 
 
 def test_a_route_without_a_builder_is_refused_by_name() -> None:
-    assert "asks for route function" in refused(Recipe(routes=(Route.PACKAGE, Route.FUNCTION))).message
-    assert set(BUILT_ROUTES) == {Route.PACKAGE, Route.KERNEL}
+    assert "asks for route cache" in refused(Recipe(routes=(Route.CACHE,))).message
+    assert set(BUILT_ROUTES) == {Route.PACKAGE, Route.FUNCTION, Route.KERNEL, Route.BYTECODE}
+
+
+@pytest.mark.parametrize(
+    ("deviation", "text"),
+    [
+        ({"freeze": True}, "freeze = true"),
+        ({"regions": Regions.AUTO}, "regions = auto"),
+        ({"fullgraph": False}, "fullgraph = false"),
+        ({"dynamic": True}, "dynamic = true"),
+    ],
+)
+def test_the_route_function_refuses_what_only_a_package_can_be(deviation: dict[str, object], text: str) -> None:
+    plain = Recipe(routes=(Route.FUNCTION,))
+    check_recipe(plain)
+    assert text in refused(replace(plain, **deviation)).message
 
 
 def test_no_text_sends_anybody_to_a_route_without_a_builder() -> None:

@@ -12,6 +12,8 @@ from aot.schema.decision import Reason
 from aot.schema.environment import Environment
 from tests.builders import a_container, a_device, a_gpu, a_node, a_profile, a_toolchain
 
+TORCH_RECORD = "torch==2.13.0+cpu sha256:" + "1" * 64
+
 
 def host(**facts: Any) -> Environment:
     """A host with an H100 and a CUDA torch, and other facts by their names."""
@@ -26,6 +28,8 @@ def host(**facts: Any) -> Environment:
         "hip": "6.4.43482",
         "cxx11_abi": True,
         "threads": 8,
+        "bytecode": "cpython-311 a70d0d0a",
+        "distributions": (TORCH_RECORD,),
     } | container
     fresh = {name: getattr(FRESH_PROCESS, name) for name in FRESH_PROCESS.__struct_fields__}
     return Environment(
@@ -71,7 +75,11 @@ TABLE = [
     ("torch", "2.13.0+cu130 2.13.1+cu130", {"torch": "2.13.1+cu130"}, {"torch": "2.13.2+cu130"}),
     ("torch", "2.13.0a0+gitabc", {"torch": "2.13.0a0+gitabc"}, {"torch": "2.13.0"}),
     ("python", "3.11", {"python": "3.11.14"}, {"python": "3.12.1"}),
+    ("interpreter", "3.11.7", {"python": "3.11.7"}, {"python": "3.11.8"}),
     ("triton", "3.7.0", {}, {"triton": "3.7.1"}),
+    ("bytecode", "cpython-311 a70d0d0a", {}, {"bytecode": "cpython-311 a70d0d0a opt-1"}),
+    ("distribution", TORCH_RECORD, {}, {"distributions": (TORCH_RECORD.replace("1" * 64, "2" * 64),)}),
+    ("distribution", TORCH_RECORD, {}, {"distributions": ()}),
     ("libc", "2.34", {"libc": "2.41"}, {"libc": "2.31"}),
     ("libc", "2.34", {"libc": "2.34"}, {"libc": "musl 1.2.5"}),
     ("libstdcxx", "3.4.30", {"libstdcxx": "3.4.33"}, {"libstdcxx": "3.4.28"}),

@@ -14,6 +14,7 @@ from aot.bundle import read_bundle
 from aot.errors import (
     AotError,
     BackendFailed,
+    BlobMissing,
     CompileOutOfMemory,
     DigestMismatch,
     Forbidden,
@@ -24,6 +25,7 @@ from aot.errors import (
     RegistryUnreachable,
     SourceNotLoadable,
 )
+from aot.pipeline import publish_bundle
 from aot.schema.guard import HostGuard
 from aot.schema.names import Name, Reference, Tag
 from aot.schema.report import Qualification
@@ -50,7 +52,7 @@ class Stand:
 
     def run(self, act: Callable[[Work], None] = lambda work: None) -> Ended:
         self.backend.act = act
-        return run_build(self.build, self.bench)
+        return run_build(self.bench)
 
     def view(self) -> BuildView:
         return self.service.call("get_build", build=self.build)
@@ -161,7 +163,38 @@ def test_a_fault_of_the_host_gives_the_build_to_another_worker(stand: Stand, err
     assert stand.run(fail_with(error)) is Ended.RELEASED
     view = stand.view()
     assert (view.state, view.error) == (BuildState.QUEUED, None)
-    assert view.waiting.startswith("worker-1 gave it back: the worker's disk or memory failed")
+    assert view.waiting.startswith("worker-1 gave it back: the worker's disk, memory or network failed")
+
+
+def test_a_source_that_comes_damaged_is_fetched_again_by_another_attempt(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: Any, **__: Any) -> None:
+        raise DigestMismatch("wanted bytes of one digest, found another")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("worker.run.fetch_source", damaged)
+        assert stand.run() is Ended.RELEASED
+    assert "found another" in stand.view().waiting
+    stand.service.clock.advance(61)
+    stand.service.register(a_profile())
+    assert stand.run() is Ended.PUBLISHED
+
+
+@pytest.mark.parametrize("error", [BlobMissing("not there"), DigestMismatch("other bytes")], ids=lambda e: e.code)
+@pytest.mark.parametrize(("times", "ended"), [(2, Ended.PUBLISHED), (3, Ended.FAILED)])
+def test_an_upload_that_arrives_damaged_is_sent_again_but_not_for_ever(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, error: AotError, times: int, ended: Ended
+) -> None:
+    publish, left = publish_bundle, [error] * times
+
+    def flaky(*arguments: Any, **options: Any) -> Any:
+        if left:
+            raise left.pop()
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr("worker.run.publish_bundle", flaky)
+    assert stand.run() is ended
 
 
 def test_host_faults_without_end_fail_the_build(stand: Stand) -> None:
@@ -249,7 +282,7 @@ def test_nothing_waits_after_a_build_was_published(stand: Stand) -> None:
 
 def test_a_source_of_a_namespace_without_trust_is_refused_without_a_sandbox(stand: Stand) -> None:
     bench = Bench(**{**vars(stand.bench), "trust_sources": frozenset({"other"})})
-    assert run_build(stand.build, bench) is Ended.FAILED
+    assert run_build(bench) is Ended.FAILED
     error = stand.view().error
     assert error is not None
     assert (error.code, "namespace default" in error.message, stand.backend.works) == ("forbidden", True, [])
@@ -354,7 +387,7 @@ def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(stand: Stand, mo
         return SimpleNamespace(artifacts=pushed.artifacts, qualification=proof, canaries=pushed.canaries, paths={})
 
     monkeypatch.setattr("aot.pipeline.build.qualify", qualify)
-    assert run_build(reply.build, stand.bench) is Ended.PUBLISHED
+    assert run_build(stand.bench) is Ended.PUBLISHED
     view = stand.service.call("get_build", build=reply.build)
     assert (view.state, view.bundle == reply.bundle) == (BuildState.PUBLISHED, False)
     assert proven == [(pushed.artifacts, Qualification())], "what the uploader claimed of the proof is dropped"
@@ -370,7 +403,7 @@ def test_a_pushed_bundle_that_asks_too_little_of_a_host_is_refused_before_it_run
     pushed = a_manifest(altered(stand.spec, name=Name("pushed")), artifacts=(a_readable_artifact(host_guards=low),))
     build = stand.service.push(pushed).build
     monkeypatch.setattr("aot.pipeline.build.qualify", lambda *_, **__: pytest.fail("it was run"))
-    assert run_build(build, stand.bench) is Ended.FAILED
+    assert run_build(stand.bench) is Ended.FAILED
     error = stand.service.call("get_build", build=build).error
     assert (error.code, "its guard libc is 2.17, wanted 2.34" in error.message) == ("qualification-failed", True)
 

@@ -6,14 +6,28 @@ from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 
 
+class Part(Response, kw_only=True):
+    """Where a stretch of a blob is put: its bytes from `start` on, `size_bytes` of them."""
+
+    start: int
+    size_bytes: int
+    url: str
+    headers: dict[str, str] = {}
+
+
 class Link(Response, kw_only=True):
-    """Where one blob is put or got: a URL that expires, and the headers that must go with it."""
+    """Where one blob is put or got: a URL that expires, and the headers that must go with it.
+
+    `parts`: a blob too large for one request is put by them, in any order; `url` is empty then. They are those that
+    the store still lacks.
+    """
 
     digest: Digest
     size_bytes: int
     url: str
     method: str = "GET"
     headers: dict[str, str] = {}
+    parts: tuple[Part, ...] = ()
 
 
 class OpenUploadsRequest(Document, kw_only=True):

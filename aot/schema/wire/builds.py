@@ -21,7 +21,11 @@ class Ticket(Document, kw_only=True):
 
 
 class SubmitRequest(Document, kw_only=True):
-    """`tags` move to the bundle when it is published. A higher `priority` is claimed first."""
+    """`tags` move to the bundle when it is published.
+
+    Builds of `priority` 0 or more are interactive, those below are bulk and wait for every namespace's interactive
+    ones. Within a namespace a higher priority is claimed first.
+    """
 
     spec: Spec
     tags: tuple[Tag, ...] = ()
@@ -72,7 +76,7 @@ class BuildLog(Response, kw_only=True):
 
 
 class ClaimRequest(Document, kw_only=True):
-    """A worker asks for work that fits it: the build of its ticket if that is still waiting, else the best one."""
+    """A worker asks for work that fits it: `build` if that is still waiting, else the one whose turn it is."""
 
     worker: Name
     profiles: tuple[Name, ...]
@@ -125,4 +129,10 @@ class ReleaseRequest(Document, kw_only=True):
 
 
 class CancelRequest(Document, kw_only=True):
+    reason: str = ""
+
+
+class RetryRequest(Document, kw_only=True):
+    """Build the spec of a failed or cancelled build again; `reason` is kept with the new build."""
+
     reason: str = ""

@@ -27,5 +27,10 @@ class KernelView(Response, kw_only=True):
 
 
 class KernelListing(Response, kw_only=True):
+    """`capabilities`: where one was asked for, those that code is for which runs there; None: none was, or an older
+    registry compared for equality.
+    """
+
     kernels: tuple[KernelView, ...]
     next: str | None = None
+    capabilities: tuple[str, ...] | None = None

@@ -1,0 +1,167 @@
+"""The proof of a pushed capture: a worker runs the command itself, twice, and its own entries are what goes live."""
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from aot.bundle import write_bundle
+from aot.capture.capture import Captured, capture
+from aot.capture.command import Ended
+from aot.capture.pins import effective_environment
+from aot.capture.record import artifact_of, require_level
+from aot.environment import observe_environment
+from aot.errors import CompileStopped, InvalidInput, QualificationFailed
+from aot.pipeline.build import Staged, read_staged
+from aot.proof import RECAPTURED
+from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, run_child
+from aot.sandbox.exit import ExitKind
+from aot.sandbox.limits import Limits
+from aot.schema.manifest import Manifest
+from aot.schema.report import Qualification
+from aot.schema.spec import CommandSource
+
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+OUTPUT_BYTES = 16 << 20
+
+
+def recapture(
+    pushed: Manifest,
+    tree: Path | None,
+    *,
+    scratch: Path,
+    sandbox: Bubblewrap | None,
+    devices: Sequence[Path],
+    builder: str,
+    on_event: OnEvent,
+    should_stop: ShouldStop,
+) -> Staged:
+    """Run the command of `pushed` on empty caches, and again on what that left; stage the bundle of these entries.
+
+    Raises QualificationFailed where the command fails here, or a second run compiles a graph again; CompileStopped.
+    """
+    source = pushed.spec.source
+    if not isinstance(source, CommandSource) or tree is None:
+        raise QualificationFailed("the capture has no tree that its command runs in", hint="push it with --source TREE")
+    scratch.mkdir(parents=True, exist_ok=True)
+    environ = {**pushed.spec.recipe.environment, **_environ(scratch)}
+    effective = effective_environment(observe_environment(), environ)
+    on_event({"phase": "qualifying", "step": "running the command"})
+
+    def run(command: Sequence[str], wanted: Mapping[str, str]) -> Ended:
+        return _run(
+            command,
+            wanted,
+            pushed,
+            tree,
+            scratch=scratch,
+            sandbox=sandbox,
+            devices=devices,
+            should_stop=should_stop,
+        )
+
+    try:
+        require_level(pushed.profile, effective)
+        made = capture(source.command, environ=environ, effective=effective, scratch=scratch / "caches", run=run)
+    except InvalidInput as error:
+        raise QualificationFailed(
+            f"the command cannot be captured on this worker: {error.message}",
+            hint="its output is in the build's log; it runs without a network, in its tree alone",
+            details={"failures": [_tail(scratch)]},
+        ) from error
+    artifact = artifact_of(made.collected, pushed.profile, effective, environ=environ, seconds=made.seconds)
+    proven = msgspec.structs.replace(
+        pushed,
+        artifacts=(artifact,),
+        qualification=_proof(pushed, made),
+        provenance=msgspec.structs.replace(
+            pushed.provenance, builder=f"{pushed.provenance.builder}, captured again by {builder}"
+        ),
+    )
+    return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=made.collected.paths).directory)
+
+
+def _proof(pushed: Manifest, made: Captured) -> Qualification:
+    counted = made.second
+    assert counted is not None
+    if counted.compiled or not counted.restored:
+        raise QualificationFailed(
+            f"a second run of the command compiled {counted.compiled} graphs again, of {counted.restored}",
+            hint="a program that compiles something new at each start cannot be started from its caches",
+        )
+    return Qualification(
+        numerics=RECAPTURED,
+        profile=pushed.profile.name,
+        torch=pushed.profile.toolchain.torch,
+        seconds=sum(second for second in made.seconds if second is not None),
+    )
+
+
+def _run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    pushed: Manifest,
+    tree: Path,
+    *,
+    scratch: Path,
+    sandbox: Bubblewrap | None,
+    devices: Sequence[Path],
+    should_stop: ShouldStop,
+) -> Ended:
+    limits = pushed.spec.limits
+    started = time.monotonic()
+    ended = run_child(
+        (_program(command[0], environ), *command[1:]),
+        cwd=tree.absolute(),
+        env=environ,
+        limits=Limits(
+            wall_seconds=limits.wall_seconds,
+            memory_bytes=limits.memory_bytes,
+            processes=limits.processes,
+            disk_bytes=limits.disk_bytes,
+            output_bytes=OUTPUT_BYTES,
+        ),
+        sandbox=sandbox,
+        readable=(tree.absolute(),),
+        writable=(scratch.absolute(),),
+        devices=devices,
+        stderr=scratch / "stderr.txt",
+        should_stop=should_stop,
+    )
+    if ended.kind is ExitKind.STOPPED:
+        raise CompileStopped(f"the proof was stopped: {ended.stop_reason}")
+    code = ended.code if ended.code is not None else 1
+    return Ended(code if ended.kind is ExitKind.EXITED else max(code, 1), time.monotonic() - started)
+
+
+def _program(name: str, environ: Mapping[str, str]) -> str:
+    """Return the program's place here: this interpreter for every Python, wherever the pusher's lay."""
+    last = Path(name).name
+    if last.startswith("python"):
+        return sys.executable
+    found = shutil.which(last, path=environ.get("PATH"))
+    if found is None:
+        raise InvalidInput(f"this worker has no program {last}", hint="name one of the tree by ./NAME, or python")
+    return found
+
+
+def _environ(scratch: Path) -> dict[str, str]:
+    for name in ("home", "tmp"):
+        (scratch / name).mkdir(parents=True, exist_ok=True)
+    return {
+        "PATH": SEARCH_PATH,
+        "HOME": str((scratch / "home").absolute()),
+        "TMPDIR": str((scratch / "tmp").absolute()),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _tail(scratch: Path) -> str:
+    try:
+        return (scratch / "stderr.txt").read_text(errors="replace")[-2000:]
+    except OSError:
+        return ""

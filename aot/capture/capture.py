@@ -1,0 +1,130 @@
+"""Capture: run a command on empty caches of its own, run it again on what it left, and keep what the second run used.
+
+The second run is the proof that the entries are found, tells what is needed (tuning leaves every candidate that it
+tried), and measures what a start on them saves.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot.capture.account import Account, account
+from aot.capture.collect import Collected, collect, list_paths
+from aot.capture.command import Ended, run_command
+from aot.capture.pins import pins
+from aot.capture.restore import restore
+from aot.capture.roots import ROOTS
+from aot.capture.units import used_of
+from aot.capture.watch import OpenWatch
+from aot.errors import InvalidInput
+from aot.schema.environment import Environment
+
+Runner = Callable[[Sequence[str], Mapping[str, str]], Ended]
+
+# Nothing of the directory goes into what is compiled, so that equal kernels have equal bytes wherever they were made;
+# the name stays, since torch's names of compiled files are made of it. Symbols are for debuggers.
+# Found through PATH under its plain name, and untouched where it is only asked what it is: torch's names of the probes
+# of instruction sets are made of that answer.
+_COMPILER = """#!/bin/sh
+PATH="${{PATH#'{place}':}}"
+[ $# -eq 1 ] && exec g++ "$@"
+exec g++ "$@" '-ffile-prefix-map={directory}=/aot' -Wl,--build-id=none -s
+"""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """`second` is None where the command ran once. `left_out` counts the files of the first run that are not kept."""
+
+    collected: Collected
+    seconds: tuple[float, float | None]
+    second: Account | None
+    left_out: int
+
+
+def capture(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    effective: Environment,
+    scratch: Path,
+    again: bool = True,
+    run: Runner = lambda command, environ: run_command(command, environ=environ, stdout=2),
+) -> Captured:
+    """Run `command`, twice with `again`, and return the entries to keep.
+
+    `effective` is the host as the command uses it; what that says goes to stderr. Raises InvalidInput where it fails or
+    leaves nothing.
+    """
+    first = scratch / "first"
+    compiler = _write_compiler(scratch / "bin", first, environ)
+    cold = _run(command, first, environ=environ, effective=effective, run=run, path=compiler)
+    found = list_paths(first)
+    if not found:
+        raise InvalidInput(
+            f"{command[0]} left nothing in any of the caches {', '.join(root.variable for root in ROOTS)}",
+            hint="does it compile anything? a program that sets these variables itself cannot be captured",
+        )
+    everything = collect(first, scratch=scratch / "first-entries")
+    if not again:
+        return Captured(everything, (cold.seconds, None), None, 0)
+    return _again(command, everything, cold, environ=environ, effective=effective, scratch=scratch, run=run)
+
+
+def _again(
+    command: Sequence[str],
+    everything: Collected,
+    cold: Ended,
+    *,
+    environ: Mapping[str, str],
+    effective: Environment,
+    scratch: Path,
+    run: Runner,
+) -> Captured:
+    second = scratch / "second"
+    restore(everything.entries, everything.paths, into=second)
+    before = list_paths(second)
+    watch = OpenWatch(second)
+    try:
+        warm = _run(command, second, environ=environ, effective=effective, run=run)
+    finally:
+        opened = watch.finish()
+    after = list_paths(second)
+    counted = account(second, bundle=before, before=before, after=after, opened=opened, seconds=warm.seconds)
+    # What the second run compiled is kept beside what it found: a third may find it. Without a watch all is.
+    kept = after if opened is None else used_of(before, opened) | (after - before)
+    collected = collect(second, scratch=scratch / "second-entries", only=kept)
+    return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept))
+
+
+def _run(
+    command: Sequence[str],
+    directory: Path,
+    *,
+    environ: Mapping[str, str],
+    effective: Environment,
+    run: Runner,
+    path: Path | None = None,
+) -> Ended:
+    directory.mkdir(parents=True, exist_ok=True)
+    changes = pins(effective, directory, environ)
+    if path is not None:
+        changes["PATH"] = f"{path}:{environ.get('PATH', '/usr/bin:/bin')}"
+    ended = run(command, {**environ, **changes})
+    if ended.code != 0:
+        raise InvalidInput(
+            f"{command[0]} ended with {ended.code}, so nothing was captured", hint="run it by itself first"
+        )
+    return ended
+
+
+def _write_compiler(place: Path, directory: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return a directory for PATH with a `g++` in it; None where the command is told to use another compiler."""
+    if environ.get("CXX") or shutil.which("g++", path=environ.get("PATH")) is None:
+        return None
+    place.mkdir(parents=True)
+    program = place / "g++"
+    program.write_text(_COMPILER.format(place=place, directory=directory))
+    program.chmod(0o755)
+    return place

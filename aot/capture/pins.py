@@ -1,0 +1,69 @@
+"""What a captured command is started with, and the command that gets its entries back: pinned for reuse.
+
+Torch keys an Inductor entry by everything that it reads, but for the CPU's instructions and Python's version: entries
+made for one vector width and read under another give wrong numbers or corrupt the heap. So whatever we start has both
+in `TORCH_COMPILE_CACHE_KEY_TAG`, which is part of torch's key: entries of another CPU are not found even where
+somebody has put them into the directory. The tag is exact about every feature that Inductor generates code for.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from aot.capture.roots import variables_of
+from aot.schema.capability import CPU_X86_LEVELS, Capability
+from aot.schema.environment import Environment
+from aot.schema.targets import level_features
+
+TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
+# torch/_inductor/cpu_vec_isa.py reads it to choose the vector width, as ATen does to choose its kernels.
+CAPABILITY = "ATEN_CPU_CAPABILITY"
+_LEVELS = {"default": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+# What Inductor looks for beyond a level, as /proc/cpuinfo spells it (torch/_inductor/cpu_vec_isa.py).
+_BEYOND = ("amx_tile", "amx_fp16", "avx512_bf16", "avx512_vnni", "asimd", "bf16", "sve")
+_UNKNOWN = "unknown"
+
+
+def effective_environment(seen: Environment, environ: Mapping[str, str]) -> Environment:
+    """Return `seen` as a process with `environ` uses it: with the lower CPU level that ATEN_CPU_CAPABILITY asks for.
+
+    The guard `isa` of an artifact is compared with that, so that entries of another vector width are refused.
+    """
+    cpu, wanted = seen.node.cpu, environ.get(CAPABILITY, "").strip().lower()
+    if not wanted or cpu is None or cpu.level not in CPU_X86_LEVELS:
+        return seen
+    level = _LEVELS.get(wanted)
+    if level is None:  # a word that torch would read in its own way: then the width is not known
+        return msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, cpu=None))
+    if CPU_X86_LEVELS.index(level) >= CPU_X86_LEVELS.index(cpu.level):
+        return seen
+    lowered = msgspec.structs.replace(
+        seen.node, cpu=Capability(f"cpu:{level}"), cpu_features=tuple(sorted(level_features(level) or ()))
+    )
+    return msgspec.structs.replace(seen, node=lowered)
+
+
+def key_tag(effective: Environment) -> str:
+    """Return what tells entries of this CPU and Python from all others: "aot-x86-64-v4+avx512_vnni-python3.11"."""
+    node, python = effective.node, effective.container.python or ".".join(map(str, sys.version_info[:2]))
+    level = node.cpu.level if node.cpu is not None else _UNKNOWN
+    beyond = sorted(set(_BEYOND) & set(node.cpu_features or ()))
+    return f"aot-{'+'.join((level, *beyond))}-python{'.'.join(python.split('.')[:2])}"
+
+
+def pins(effective: Environment, directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to set over `environ` for a command whose caches lie in `directory`.
+
+    A tag or a target of the caller's own is kept: the tag with ours behind it.
+    """
+    own = environ.get(TAG, "")
+    tag = key_tag(effective)
+    # A program that is started by a pinned one is pinned already.
+    pinned = {TAG: own if own.endswith(tag) else f"{own}{tag}", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    cpu = effective.node.cpu
+    if cpu is not None and cpu.level in CPU_X86_LEVELS:
+        # Not the builder's own model: code then needs the level, and the tag has what goes beyond it.
+        pinned["TORCHINDUCTOR_CPP_MARCH"] = environ.get("TORCHINDUCTOR_CPP_MARCH", cpu.level)
+    return {**pinned, **variables_of(directory)}

@@ -1,0 +1,133 @@
+"""Captures as bundles on this disk, ready to be pushed, and the same again on a worker: the proof.
+
+    command -> entries -> artifact -> bundle -> push: pending
+    worker: the command again, on empty caches -> its own entries, which a second run used -> live
+
+What was pushed says that a command is worth capturing; the entries that go live are those that a worker's own compiler
+wrote, because nothing can tell from the bytes of an entry what it computes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aot.bundle import write_bundle
+from aot.bundle.assemble import assemble
+from aot.capture.capture import Captured, capture
+from aot.capture.collect import collect
+from aot.capture.entries import Entry, entry_of
+from aot.capture.record import artifact_of, capture_recipe, command_source, require_level, with_new
+from aot.keys import factors_of, fingerprint_of
+from aot.pipeline.build import Staged, provenance_of, read_staged
+from aot.pipeline.source import PackedSource
+from aot.schema.artifact import Artifact
+from aot.schema.digest import Digest
+from aot.schema.environment import Environment
+from aot.schema.names import Reference
+from aot.schema.profile import Profile
+from aot.schema.report import CompileReport, Qualification
+from aot.schema.spec import Blob, CommandSource, Spec
+from aot.source.pack import pack_tree
+
+if TYPE_CHECKING:
+    from aot.capture.prepare import Prepared
+    from aot.capture.run import Run
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a bundle of caches is made of. `environ` is the command's, without our pins."""
+
+    reference: Reference
+    command: tuple[str, ...]
+    profile: Profile
+    effective: Environment
+    environ: Mapping[str, str]
+    builder: str
+    scratch: Path
+
+
+def stage(
+    making: Making, *, source: Path | None, requirements: tuple[str, ...] = (), again: bool = True
+) -> tuple[Staged, Captured, PackedSource | None]:
+    """Capture the command of `making`, and stage the bundle below its scratch directory.
+
+    Raises InvalidInput where the command fails or leaves nothing, InvalidProfile where the entries are not of the
+    profile's CPU level, InvalidSource for a tree that cannot be packed.
+    """
+    require_level(making.profile, making.effective)
+    packed, tree = None, None
+    if source is not None:
+        into = making.scratch / "packed"
+        into.mkdir(parents=True)
+        found = pack_tree(source, into)
+        tree = found.blob
+        place = {found.blob.digest: found.path}
+    captured = capture(
+        making.command,
+        environ=making.environ,
+        effective=making.effective,
+        scratch=making.scratch / "capture",
+        again=again,
+    )
+    artifact = artifact_of(
+        captured.collected, making.profile, making.effective, environ=making.environ, seconds=captured.seconds
+    )
+    named = _source(making, captured.collected.entries, tree, requirements)
+    if source is not None:
+        packed = PackedSource(named, (), place)
+    return _stage(making, named, artifact, captured.collected.paths), captured, packed
+
+
+def stage_union(making: Making, prepared: "Prepared", run: "Run") -> Staged:
+    """Stage the bundle of everything that was restored, and of what `run` has compiled besides.
+
+    The command and its tree stay those of the bundle that was restored. Raises OSError.
+    """
+    directory = prepared.directory
+    assert directory is not None
+    new = collect(directory, scratch=making.scratch / "new", only=run.new)
+    seconds = (run.account.seconds if run.account else 0.0, None)
+    if prepared.artifact is None or prepared.manifest is None:
+        artifact = artifact_of(new, making.profile, making.effective, environ=making.environ, seconds=seconds)
+        return _stage(making, _source(making, new.entries, None, ()), artifact, new.paths)
+    artifact = with_new(prepared.artifact, new)
+    entries = tuple(entry_of(file) for file in artifact.files)
+    before = prepared.manifest.spec.source
+    tree = before.tree if isinstance(before, CommandSource) else None
+    pins = before.requirements
+    command = before.command if isinstance(before, CommandSource) else making.command
+    old = collect(directory, scratch=making.scratch / "old", only=[file.path for file in prepared.artifact.files])
+    named = command_source(command, entries, tree)
+    named = msgspec.structs.replace(named, requirements=pins)
+    return _stage(making, named, artifact, {**new.paths, **old.paths})
+
+
+def _source(
+    making: Making, entries: tuple[Entry, ...], tree: Blob | None, requirements: tuple[str, ...]
+) -> CommandSource:
+    named = command_source(making.command, entries, tree)
+    return msgspec.structs.replace(named, requirements=tuple(sorted(requirements)))
+
+
+def _stage(making: Making, source: CommandSource, artifact: Artifact, paths: Mapping[Digest, Path]) -> Staged:
+    spec = Spec(
+        namespace=making.reference.namespace,
+        name=making.reference.name,
+        source=source,
+        profile=making.profile.name,
+        recipe=capture_recipe(making.environ),
+    )
+    manifest = assemble(
+        spec,
+        making.profile,
+        fingerprint=fingerprint_of(factors_of(spec, making.profile)),
+        artifacts=(artifact,),
+        qualification=Qualification(numerics=""),
+        compile_report=CompileReport(),
+        provenance=provenance_of(spec, builder=making.builder),
+    )
+    return read_staged(write_bundle(making.scratch / "bundle", manifest=manifest, files=paths).directory)

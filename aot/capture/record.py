@@ -1,0 +1,151 @@
+"""The bundle of a capture: entries under the conditions that they may be restored on, as one artifact of route `cache`.
+
+Its facts say what it was made with; a run whose entries were not found is told which of these differ from its own.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from aot.capture.collect import Collected
+from aot.capture.entries import Entry, graphs_of
+from aot.capture.pins import key_tag
+from aot.errors import InvalidProfile
+from aot.facts import read_elf
+from aot.facts.versions import highest
+from aot.rules.profile import profile_guards
+from aot.schema.artifact import Artifact, Coverage, CoverageKind
+from aot.schema.codec import encode
+from aot.schema.digest import Digest
+from aot.schema.environment import Environment
+from aot.schema.guard import HostGuard
+from aot.schema.profile import Profile
+from aot.schema.recipe import Mode, Recipe, Route
+from aot.schema.spec import Blob, CommandSource
+
+REGION = "caches"
+FACTOR, COLD, WARM, GRAPHS, TAG = "factor:", "first_seconds", "second_seconds", "graphs", "key_tag"
+# What torch's key or its guards contain and an environment decides; places are left out, for a key has none of them.
+_FACTORS = re.compile(r"(TORCHINDUCTOR_|TORCH_COMPILE|TORCHDYNAMO_|TRITON_|ATEN_CPU)\w+|CXX|OMP_NUM_THREADS|WORLD_SIZE")
+_PLACES = re.compile(r"\w+_(DIR|PATH|HOME|LOG|LOGS|OUTPUT|TRACE)")
+
+
+def capture_recipe(environ: Mapping[str, str]) -> Recipe:
+    """Return the recipe of a capture: torch's own options, and what the command's environment sets of them."""
+    kept = {name: value for name, value in environ.items() if _FACTORS.fullmatch(name) and not _PLACES.fullmatch(name)}
+    return Recipe(mode=Mode.DEFAULT, fullgraph=False, routes=(Route.CACHE,), environment=kept)
+
+
+def command_source(command: Sequence[str], entries: Sequence[Entry], tree: Blob | None = None) -> CommandSource:
+    over = encode(tuple((entry.path, entry.digest) for entry in sorted(entries, key=lambda one: one.path)))
+    return CommandSource(command=tuple(command), tree=tree, entries=Digest.of(over))
+
+
+def artifact_of(
+    collected: Collected,
+    profile: Profile,
+    effective: Environment,
+    *,
+    environ: Mapping[str, str],
+    seconds: tuple[float, float | None],
+) -> Artifact:
+    """Return the artifact of these entries; `seconds` are of the first run, and of the second where there was one.
+
+    `effective` is the host as the command used it (`aot.capture.pins.effective_environment`).
+    """
+    cold, warm = seconds
+    graphs = graphs_of(entry.path for entry in collected.entries)
+    facts = {
+        TAG: key_tag(effective),
+        GRAPHS: str(len(graphs)),
+        COLD: f"{cold:.2f}",
+        **({} if warm is None else {WARM: f"{warm:.2f}"}),
+        **{f"{FACTOR}{name}": value for name, value in factors_of_run(effective, environ).items()},
+    }
+    return Artifact(
+        region=REGION,
+        instances=(),
+        route=Route.CACHE,
+        capability=profile.capability,
+        coverage=Coverage(kind=CoverageKind.EXACT, constraints=(f"{len(graphs)} graphs, as they were captured",)),
+        files=tuple(entry.as_file() for entry in collected.entries),
+        host_guards=_guards(collected, profile, effective),
+        facts=facts,
+    )
+
+
+def factors_of_run(effective: Environment, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a run has of everything that decides whether torch finds an entry."""
+    container = effective.container
+    known = {
+        "torch": container.torch,
+        "triton": container.triton,
+        "python": container.python,
+        "cards": " ".join(gpu.sku for gpu in effective.node.gpus or ()) or None,
+        "threads": None if container.threads is None else str(container.threads),
+        "isa": effective.node.cpu.target if effective.node.cpu else None,
+        **capture_recipe(environ).environment,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def differences(artifact: Artifact, effective: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return each factor of the capture that this run has otherwise, in words."""
+    now = factors_of_run(effective, environ)
+    then = {name.removeprefix(FACTOR): value for name, value in artifact.facts.items() if name.startswith(FACTOR)}
+    return tuple(
+        f"{name} was {then.get(name, 'not set')}, is {now.get(name, 'not set')}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    )
+
+
+def saved_seconds(artifact: Artifact) -> float | None:
+    """Return what the second run of the capture was quicker by than the first; None where there was no second."""
+    try:
+        return max(0.0, float(artifact.facts[COLD]) - float(artifact.facts[WARM]))
+    except (KeyError, ValueError):
+        return None
+
+
+def with_new(artifact: Artifact, new: Collected) -> Artifact:
+    """Return the artifact with entries that a later run wrote. Never smaller: what was there stays as it was."""
+    known = {file.path for file in artifact.files}
+    added = tuple(entry.as_file() for entry in new.entries if entry.path not in known)
+    files = (*artifact.files, *added)
+    graphs = len(graphs_of(file.path for file in files))
+    return msgspec.structs.replace(artifact, files=files, facts={**artifact.facts, GRAPHS: str(graphs)})
+
+
+def require_level(profile: Profile, effective: Environment) -> None:
+    """Raise InvalidProfile where the entries of this host are not of the profile's CPU level."""
+    cpu, wanted = effective.node.cpu, profile.capability
+    if wanted.family == "cpu" and (cpu is None or cpu.level != wanted.level):
+        raise InvalidProfile(
+            f"the profile {profile.name} is for {wanted}, the entries of this host are for {cpu or 'an unknown CPU'}",
+            hint="name the profile of this host, or set ATEN_CPU_CAPABILITY (avx2: x86-64-v3) for the command",
+        )
+
+
+def _guards(collected: Collected, profile: Profile, effective: Environment) -> tuple[HostGuard, ...]:
+    container, node = effective.container, effective.node
+    values = {
+        **profile_guards(profile),
+        "machine": node.machine,
+        "torch": container.torch,
+        "python": ".".join((container.python or "").split(".")[:2]) or None,
+        "triton": container.triton,
+        "isa": node.cpu.target if node.cpu else None,
+        **_floors(collected),
+    }
+    return tuple(HostGuard(kind=kind, value=value) for kind, value in sorted(values.items()) if value is not None)
+
+
+def _floors(collected: Collected) -> dict[str, str | None]:
+    """What the shared objects among the entries ask of the C and C++ libraries."""
+    found = [read_elf(collected.paths[entry.digest]) for entry in collected.entries if entry.path.endswith(".so")]
+    return {
+        "libc": highest(elf.libc_floor for elf in found if elf.libc_floor),
+        "libstdcxx": highest(elf.libstdcxx_floor for elf in found if elf.libstdcxx_floor),
+    }

@@ -1,0 +1,163 @@
+"""Restore: verified entries into a node-local directory that the caches' variables then name.
+
+One directory a bundle, shared by every process of this user that runs on it, as a cache directory of torch's is: each
+file appears whole, by rename, and one that is there is compared with its digest at every start. What such processes
+compile themselves stays there as well, and the next start on this node has it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from aot.bundle.paths import why_unsafe_together
+from aot.cache.locks import locked, locked_directory
+from aot.capture.collect import MARK, names_places
+from aot.capture.entries import Entry
+from aot.capture.roots import ROOTS
+from aot.errors import AotError, DigestMismatch, InvalidConfig, LocalStorageFull, MalformedDocument
+from aot.schema.digest import Digest
+
+DIRECTORY = "captures"
+MOST_DIRECTORIES = 8
+WAIT_SECONDS = 60.0
+_CHUNK_BYTES = 1 << 20
+
+
+def place_for(cache_dir: Path, bundle: Digest | None) -> Path:
+    """Return the directory of the caches that belong to `bundle`; of None those of commands that no bundle fits."""
+    return cache_dir / DIRECTORY / (bundle.hex if bundle is not None else "none")
+
+
+def restore(entries: Sequence[Entry], blobs: Mapping[Digest, Path], *, into: Path) -> int:
+    """Make true that every entry lies in `into` with the bytes of its digest; return how many had to be written.
+
+    Safe to call from many processes at once. Raises MalformedDocument for a path that leaves its cache, DigestMismatch
+    for a blob that is not what it is called, LocalStorageFull, InvalidConfig for a directory that cannot be written.
+    """
+    check_paths([entry.path for entry in entries])
+    try:
+        into.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The lock saves work: without one each file still appears whole, several times.
+        with locked(into.with_name(f"{into.name}.lock"), wait_seconds=WAIT_SECONDS):
+            written = sum(_place(entry, blobs[entry.digest], into) for entry in entries)
+        os.utime(into)
+    except OSError as error:
+        raise _of_system(error, into) from error
+    return written
+
+
+@contextlib.contextmanager
+def in_use(directory: Path) -> Iterator[None]:
+    """Keep `directory` from being forgotten during the block, and forget the oldest others beyond MOST_DIRECTORIES."""
+    with locked_directory(directory, wait_seconds=1.0, shared=True):
+        _forget_old(directory.parent, keep=directory)
+        yield
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise MalformedDocument for the first path that is of no known cache, or cannot be used."""
+    names = {root.name for root in ROOTS}
+    unsafe = why_unsafe_together(paths)
+    unknown = next((path for path in paths if path.partition("/")[0] not in names or "/" not in path), None)
+    if unsafe is None and unknown is not None:
+        unsafe = unknown, "it is of no known cache"
+    if unsafe is not None:
+        raise MalformedDocument(
+            f"the bundle lists the entry {unsafe[0][:200]!r}, which cannot be used: {unsafe[1]}",
+            hint="do not use this bundle: it was not written by aot, or by a newer version",
+            details={"path": unsafe[0][:200]},
+        )
+
+
+def _place(entry: Entry, blob: Path, into: Path) -> bool:
+    target = into / entry.path
+    if names_places(entry.path):
+        content = blob.read_bytes()
+        _require(hashlib.sha256(content).hexdigest(), entry)
+        content = content.replace(MARK, str(into).encode())
+        if target.is_file() and target.read_bytes() == content:
+            return False
+        _replace(target, content)
+        return True
+    if _is_whole(target, entry):
+        return False
+    _copy(blob, target, entry)
+    return True
+
+
+def _is_whole(target: Path, entry: Entry) -> bool:
+    try:
+        with target.open("rb") as file:
+            return (
+                os.fstat(file.fileno()).st_size == entry.size_bytes
+                and hashlib.file_digest(file, "sha256").hexdigest() == entry.digest.hex
+            )
+    except OSError:
+        return False  # absent, or a handle that a network file system has let go stale
+
+
+def _copy(blob: Path, target: Path, entry: Entry) -> None:
+    running = hashlib.sha256()
+    with blob.open("rb") as source, _appearing(target) as file:
+        while chunk := source.read(_CHUNK_BYTES):
+            running.update(chunk)
+            file.write(chunk)
+        _require(running.hexdigest(), entry)
+
+
+def _replace(target: Path, content: bytes) -> None:
+    with _appearing(target) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def _appearing(target: Path) -> Iterator[BinaryIO]:
+    """A new file that gets its name when the block ends well, and is gone where it does not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".aot-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _require(found: str, entry: Entry) -> None:
+    if found != entry.digest.hex:
+        raise DigestMismatch(
+            f"the entry {entry.path} is sha256:{found}, the manifest says {entry.digest}",
+            hint="fetch the bundle again",
+            details={"wanted": entry.digest, "found": f"sha256:{found}"},
+        )
+
+
+def _forget_old(parent: Path, *, keep: Path) -> None:
+    """Remove the least recently used directories that no process is in. Never raises."""
+    with contextlib.suppress(OSError):
+        found = sorted(
+            (place for place in parent.iterdir() if place.is_dir()), key=lambda place: -place.stat().st_mtime
+        )
+        for place in found[MOST_DIRECTORIES:]:
+            if place == keep:
+                continue
+            with locked_directory(place, wait_seconds=0.0) as free:
+                if free:
+                    gone = place.with_name(f".gone-{place.name[:16]}-{os.getpid()}")
+                    place.rename(gone)
+                    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _of_system(error: OSError, place: Path) -> AotError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return LocalStorageFull(f"no space to restore into {place}", hint="free space, or move AOT_CACHE_DIR")
+    return InvalidConfig(
+        f"could not restore into {place}: {error.strerror or error}", hint="check the permissions of AOT_CACHE_DIR"
+    )

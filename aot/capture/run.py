@@ -1,0 +1,95 @@
+"""Run a command on restored entries and account for what it used: the work behind `aot run`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot.capture.account import Account, account
+from aot.capture.collect import list_paths
+from aot.capture.command import run_command
+from aot.capture.prepare import Prepared
+from aot.capture.record import differences, saved_seconds
+from aot.capture.restore import in_use
+from aot.capture.watch import OpenWatch
+from aot.schema.wire.workers import Outcome, Receipt
+
+MOST_REASONS = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the command ended, and what its caches say. `account` is None where it ran without our directory."""
+
+    code: int
+    account: Account | None
+    new: frozenset[str] = frozenset()
+
+
+def run_on(prepared: Prepared, command: Sequence[str], *, environ: Mapping[str, str]) -> Run:
+    """Run `command` to its end with what was prepared. Raises InvalidInput where it cannot be started."""
+    directory = prepared.directory
+    if directory is None:
+        return Run(run_command(command, environ=environ).code, None)
+    with in_use(directory):
+        before = list_paths(directory)
+        watch = OpenWatch(directory)
+        try:
+            ended = run_command(command, environ={**environ, **prepared.changes})
+        finally:
+            opened = watch.finish()
+        after = list_paths(directory)
+        return Run(ended.code, _account(prepared, directory, before, after, opened, ended.seconds), after - before)
+
+
+def lines_of(prepared: Prepared, run: Run, environ: Mapping[str, str]) -> list[str]:
+    """What to tell at exit: one line, and loudly why, where what was restored was not used."""
+    if run.account is None:
+        return []
+    lines = [run.account.line()]
+    if run.account.unused:
+        assert prepared.artifact is not None or prepared.bundle is None
+        lines.append(f"WARNING: {run.account.restored} graphs were restored, and none of them was used")
+        changed = differences(prepared.artifact, prepared.environment, environ) if prepared.artifact else ()
+        lines += [f"  {change}" for change in changed] or [
+            "  nothing differs of what was recorded: the program's code, its shapes or its options must"
+        ]
+    return lines
+
+
+def receipt_of(prepared: Prepared, run: Run) -> Receipt:
+    """Return the receipt: COMPILED for a run on the bundle alone, PARTLY for one that compiled too, else EAGER."""
+    counted = run.account
+    if counted is None or prepared.bundle is None or not counted.found:
+        outcome = Outcome.EAGER
+    else:
+        outcome = Outcome.PARTLY if counted.compiled else Outcome.COMPILED
+    return Receipt(
+        reference=prepared.reference,
+        bundle=prepared.bundle,
+        environment=prepared.environment,
+        outcome=outcome,
+        reasons=prepared.reasons[:MOST_REASONS],
+        counters=dict(counted.counters) if counted else {},
+        stale_tag=prepared.stale,
+        load_seconds=counted.seconds if counted else 0.0,
+    )
+
+
+def _account(
+    prepared: Prepared,
+    directory: Path,
+    before: frozenset[str],
+    after: frozenset[str],
+    opened: frozenset[str] | None,
+    seconds: float,
+) -> Account:
+    saved = saved_seconds(prepared.artifact) if prepared.artifact else None
+    return account(
+        directory,
+        bundle=prepared.paths,
+        before=before,
+        after=after,
+        opened=opened,
+        seconds=seconds,
+        saved_seconds=saved,
+    )

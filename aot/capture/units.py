@@ -1,0 +1,44 @@
+"""What belongs to what in a cache: the files that are of use only together, and those of no use to anybody else.
+
+Pure, over paths. Kept is what a start from the restored entries has opened, with everything that belongs to it: a
+kernel of Triton's is only found where all files of its group exist, even those that are never read.
+"""
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+# Locks, half-written files, compile logs, and headers that are compiled for one directory.
+_LITTER_PARTS = frozenset({"locks", "lock", "precompiled_headers", "tmp", "__pycache__", "torch_compile_debug"})
+_LITTER_SUFFIXES = (".lock", ".tmp", ".log", ".o.d", ".gch", ".pyc")
+
+
+def is_litter(path: str) -> bool:
+    """Whether the file is of no use to another process: a lock, a half-written file, bytecode, a debug trace."""
+    parts = path.split("/")
+    return (
+        bool(_LITTER_PARTS & set(parts))
+        or parts[-1].endswith(_LITTER_SUFFIXES)
+        or any(part.startswith(("tmp.pid_", ".tmp", ".aot-")) for part in parts)
+    )
+
+
+def unit_of(path: str) -> str:
+    """Return the name of what `path` is a part of; files of one unit are kept or left out together."""
+    match path.split("/"):
+        case ["inductor", "fxgraph", _, key, *_]:
+            return f"inductor/fxgraph/{key}"
+        case ["inductor", "triton", device, key, *rest] if rest:
+            return f"inductor/triton/{device}/{key}"
+        case ["triton", key, *rest] if rest:
+            return f"triton/{key}"
+        case ["inductor", short, name] if len(short) == 2:
+            return f"inductor/{PurePosixPath(name).name.partition('.')[0]}"
+        case ["extensions", name, *rest] if rest:
+            return f"extensions/{name}"
+    return path
+
+
+def used_of(paths: Iterable[str], opened: frozenset[str]) -> frozenset[str]:
+    """Return those of `paths` that belong to something of which a file was opened."""
+    units = {unit_of(path) for path in opened}
+    return frozenset(path for path in paths if unit_of(path) in units)

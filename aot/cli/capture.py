@@ -1,0 +1,221 @@
+"""What `aot capture` and `aot run` do."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aot.bundle import write_bundle
+from aot.capture.account import Account
+from aot.capture.pins import effective_environment
+from aot.capture.prepare import Prepared, open_registry, prepare, prepare_empty
+from aot.capture.publish import Making, stage, stage_union
+from aot.capture.run import Run, lines_of, receipt_of, run_on
+from aot.cli.builds import connected
+from aot.cli.bytecode import variables_for
+from aot.cli.context import choose_profile, read_config
+from aot.cli.output import say, size
+from aot.client import RegistryClient
+from aot.config import Config, whole_environ
+from aot.environment import observe_environment
+from aot.errors import AotError, InvalidInput, InvalidProfile
+from aot.pipeline.build import Staged
+from aot.pipeline.here import user_name
+from aot.pipeline.lockfile import read_lock, require_lock
+from aot.pipeline.profiles import observe_profiles
+from aot.pipeline.publish import push_bundle
+from aot.schema.names import Reference
+from aot.schema.profile import Profile
+from aot.schema.wire.bundles import PublishReply
+
+
+@dataclass(frozen=True)
+class Asked:
+    name: str
+    command: Sequence[str]
+    source: Path | None
+    requirements: tuple[str, ...]
+    profile: str | None
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    staged: Staged
+    second: Account | None
+    left_out: int
+    directory: Path | None
+    reply: PublishReply | None
+
+    def to_json(self) -> dict[str, Any]:
+        manifest = self.staged.manifest
+        artifact = manifest.artifacts[0]
+        return {
+            "bundle": self.staged.digest,
+            "graphs": int(artifact.facts["graphs"]),
+            "entries": len(artifact.files),
+            "left_out": self.left_out,
+            "size_bytes": manifest.size_bytes,
+            "found_again": self.second.found if self.second else None,
+            "compiled_again": self.second.compiled if self.second else None,
+            "directory": str(self.directory) if self.directory else None,
+            "state": self.reply.state if self.reply else None,
+            "build": self.reply.build if self.reply else None,
+        }
+
+
+def capture_command(asked: Asked, *, directory: Path | None, push: bool) -> Made:
+    """Capture first, then write and push. Raises InvalidInput before the command runs where nothing would be kept."""
+    reference = _check(asked, directory, push)
+    environ = whole_environ()
+    effective = effective_environment(observe_environment(), environ)
+    client = connected() if push else None
+    profile = _registered(client, asked.profile) if client else _own_profile(effective_cpu=str(effective.node.cpu))
+    with tempfile.TemporaryDirectory(prefix="aot-capture-") as scratch:
+        making = Making(reference, tuple(asked.command), profile, effective, environ, user_name(), Path(scratch))
+        staged, captured, packed = stage(
+            making, source=asked.source, requirements=asked.requirements, again=not asked.once
+        )
+        if directory is not None:
+            write_bundle(directory, manifest=staged.manifest, files=staged.paths)
+        tags = (reference.tag,) if reference.tag else ()
+        reply = push_bundle(client, staged, tags=tags, source=packed) if client else None
+    return Made(staged, captured.second, captured.left_out, directory, reply)
+
+
+def made_lines(made: Made) -> list[str]:
+    facts = made.to_json()
+    lines = [
+        f"{facts['bundle']} {facts['graphs']} graphs in {facts['entries']} entries, {size(facts['size_bytes'])}"
+        f" ({facts['left_out']} files that no start needs are left out)"
+    ]
+    if made.second is not None:
+        lines.append(f"  second run: {made.second.line()}")
+    lines += [f"  written to {made.directory}"] if made.directory else []
+    lines += [f"  {made.reply.state}: build {made.reply.build} captures it again"] if made.reply else []
+    return lines
+
+
+def split_arguments(reference: str | None, command: Sequence[str], *, lock: Path | None) -> tuple[str, list[str]]:
+    """Tell a reference from the command's first word: without one, the lock has to pin a single name.
+
+    Raises InvalidInput.
+    """
+    words = [word for word in (reference, *command) if word is not None]
+    pinned = read_lock(lock) if lock is not None else None
+    names = {str(entry.reference) for entry in pinned.entries} if pinned else set()
+    if reference is not None and (reference in names or (":" in reference and "/" not in reference.split(":")[1])):
+        named, behind = reference, list(command)
+    elif len(names) == 1:
+        named, behind = next(iter(names)), words
+    else:
+        raise InvalidInput(
+            f"the lock pins {', '.join(sorted(names)) or 'nothing'}: which of it is for the command is not said",
+            hint="aot run name:tag [--lock FILE] -- COMMAND",
+        )
+    if not behind:
+        raise InvalidInput("no command was given", hint="aot run name:tag -- python train.py")
+    return named, behind
+
+
+def run_command_on(
+    named: str, command: Sequence[str], *, lock: Path | None, bytecode: str | None, write_back: bool
+) -> int:
+    """Run `command` on what was restored, and return its exit code. It starts whatever becomes of the restoring."""
+    environ = whole_environ()
+    try:
+        config = read_config()
+        pinned = require_lock(lock) if lock is not None else None
+        prepared = prepare(Reference.parse(named), config=config, environ=environ, lock=pinned)
+    except AotError as error:
+        say(f"aot: nothing restored: {error.message}")
+        return run_on(_nothing(named, error), command, environ=environ).code
+    if bytecode is not None:
+        environ |= variables_for(bytecode, config=config, lock=pinned)
+    for reason in prepared.reasons if prepared.bundle is None else ():
+        say(f"aot: nothing restored: {reason}")
+    if prepared.bundle is None and write_back:
+        prepared = prepare_empty(prepared, config=config, environ=environ)
+    ran = run_on(prepared, command, environ=environ)
+    for line in lines_of(prepared, ran, environ):
+        say(f"aot: {line}")
+    if write_back and ran.account is not None and ran.account.compiled:
+        _write_back(prepared, ran, command, config=config, environ=environ)
+    _send_receipt(prepared, ran, config)
+    return ran.code
+
+
+def _write_back(
+    prepared: Prepared, ran: Run, command: Sequence[str], *, config: Config, environ: Mapping[str, str]
+) -> None:
+    """Push the union of what was restored and what was compiled. Never raises: the command's end is what counts."""
+    try:
+        client = connected()
+        profile = prepared.manifest.profile if prepared.manifest else _registered(client, None)
+        with tempfile.TemporaryDirectory(prefix="aot-capture-") as scratch:
+            making = Making(
+                prepared.reference, tuple(command), profile, prepared.environment, environ, user_name(), Path(scratch)
+            )
+            staged = stage_union(making, prepared, ran)
+            tags = (prepared.reference.tag,) if prepared.reference.tag else ()
+            reply = push_bundle(client, staged, tags=tags)
+        say(f"aot: written back: {reply.bundle} is {reply.state}")
+    except AotError as error:
+        say(f"aot: not written back: {error.message}")
+    except OSError as error:
+        say(f"aot: not written back: {error}")
+
+
+def _send_receipt(prepared: Prepared, ran: Run, config: Config) -> None:
+    client = open_registry(config)
+    if client is None or not config.receipts:
+        return
+    try:
+        client.send_receipt(receipt_of(prepared, ran))
+    except AotError as error:
+        say(f"aot: receipt not sent: {error.message}")
+
+
+def _nothing(named: str, error: AotError) -> Prepared:
+    reference = Reference.parse("nothing:none") if not _is_reference(named) else Reference.parse(named)
+    return Prepared(reference, observe_environment(), reasons=(error.message,))
+
+
+def _is_reference(named: str) -> bool:
+    try:
+        Reference.parse(named)
+    except AotError:
+        return False
+    return True
+
+
+def _check(asked: Asked, directory: Path | None, push: bool) -> Reference:
+    if directory is None and not push:
+        raise InvalidInput("nothing would be kept", hint="give --as-bundle DIR, or --push, or both")
+    if not asked.command:
+        raise InvalidInput("no command was given", hint="aot capture name:tag --as-bundle DIR -- python train.py")
+    if push and asked.source is None:
+        raise InvalidInput(
+            "a worker proves a pushed capture by running the command again, and needs the tree that it runs in",
+            hint="name it with --source",
+        )
+    reference = Reference.parse(asked.name)
+    if reference.tag is None:
+        raise InvalidInput(f"a bundle is named by a tag, found {asked.name}", hint="name:tag")
+    return reference
+
+
+def _registered(client: RegistryClient, wanted: str | None) -> Profile:
+    name = choose_profile(client, wanted)
+    known = {view.profile.name: view.profile for view in client.list_profiles().profiles}
+    if name not in known:
+        raise InvalidProfile(f"no worker has registered the profile {name}", hint=f"registered: {', '.join(known)}")
+    return known[name]
+
+
+def _own_profile(*, effective_cpu: str) -> Profile:
+    """The profile that this machine is: of its card, else of the CPU level that the command uses."""
+    found = observe_profiles(observe_environment())
+    of_cpu = [one for one in found if one.capability.level in effective_cpu.split(":")[-1].split("+")]
+    return next((one for one in found if one.device is not None), (of_cpu or list(found))[0])

@@ -1,0 +1,107 @@
+"""`pull` and `explain`: the same choice without a module."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aot.cache import LocalCache
+from aot.config import Config
+from aot.errors import AotError, BundleNotFound, InvalidInput
+from aot.runtime import pod
+from aot.runtime.compiled import Fallback
+from aot.schema.capability import Capability
+from aot.schema.digest import Digest
+from aot.schema.manifest import Manifest
+from tests.builders import a_file, a_manifest, a_node, a_profile, a_spec, a_toolchain, an_artifact, an_environment
+from tests.simulator import RegistrySimulator, a_reference
+from tests.unit.pod.pods import a_lock_file, load
+
+
+def test_pull_makes_the_node_ready_and_a_second_one_fetches_nothing(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    digest = simulator.add(a_manifest())
+    [pulled] = pod.pull("mini", config=config, environment=an_environment())
+    assert (pulled.reference, pulled.bundle, pulled.stale) == (a_reference(), digest, False)
+    simulator.sent.clear()
+    pod.pull("mini", config=config, environment=an_environment())
+    assert [one.path for one in simulator.sent] == ["/v1/models/default/mini/latest"]
+
+
+def test_pull_by_a_lock_takes_every_model_once(simulator: RegistrySimulator, config: Config, tmp_path: Path) -> None:
+    low = a_profile("cpu-v2", capability="cpu:x86-64-v2")
+    manifests = [
+        a_manifest(),
+        a_manifest(a_spec(profile=low.name), profile=low),
+        a_manifest(a_spec(name="other")),
+    ]
+    digests = [simulator.add(manifest) for manifest in manifests]
+    pulled = pod.pull(lock=a_lock_file(tmp_path, *manifests), config=config, environment=an_environment())
+    assert [(one.reference.name, one.bundle) for one in pulled] == [("mini", digests[0]), ("other", digests[2])]
+
+
+def test_pull_fills_the_directory_that_is_named(simulator: RegistrySimulator, config: Config, tmp_path: Path) -> None:
+    simulator.add(a_manifest())
+    pod.pull("mini", into=tmp_path / "volume", config=config, environment=an_environment())
+    assert LocalCache(tmp_path / "volume").path_of(a_file().digest) is not None
+    assert not config.cache_dir.exists()
+
+
+def test_pull_in_an_init_container_leaves_the_decision_to_load(simulator: RegistrySimulator, config: Config) -> None:
+    digest = simulator.add(a_manifest())
+    [pulled] = pod.pull("mini", config=config)
+    assert (pulled.bundle, pulled.selection.undecided) == (digest, True)
+    [pulled] = pod.pull("mini", config=config, same_container=True)
+    assert (pulled.bundle, pulled.selection.undecided) == (digest, False)
+
+
+def a_release(release: str, content: bytes) -> Manifest:
+    """The bundle of model mini for one release of torch."""
+    toolchain = a_toolchain(torch=release)
+    profile = a_profile(f"cpu-{release.replace('.', '-').replace('+', '-')}", toolchain=toolchain)
+    artifact = an_artifact(torch=release, files=(a_file(content=content),))
+    return a_manifest(a_spec(profile=profile.name), profile=profile, artifacts=(artifact,))
+
+
+def test_pull_in_an_init_container_fetches_every_bundle_that_may_be_the_best(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    manifests = [a_release("2.11.0+cpu", b"\x7fELF 2.11"), a_release("2.13.0+cpu", b"\x7fELF 2.13")]
+    digests = [simulator.add(manifest) for manifest in manifests]
+    [pulled] = pod.pull("mini", config=replace(config, cache_bytes=1))
+    assert sorted((pulled.bundle, *pulled.selection.alternatives)) == sorted(digests)
+    simulator.unreachable = True
+    assert load(config).bundle == digests[1], "an_environment has torch 2.13"
+
+
+def test_pull_for_another_host_takes_what_fits_there(simulator: RegistrySimulator, config: Config) -> None:
+    simulator.add(a_manifest())
+    old = an_environment(node=a_node(cpu=Capability("cpu:x86-64-v2")))
+    [pulled] = pod.pull("mini", config=config, environment=old)
+    assert pulled.bundle is None
+    assert any("x86-64-v3" in reason for reason in pulled.selection.reasons)
+    assert LocalCache(config.cache_dir).path_of(a_file().digest) is None
+
+
+def test_pull_raises_what_load_would_only_report(simulator: RegistrySimulator, config: Config) -> None:
+    with pytest.raises(AotError):
+        pod.pull("mini", config=config)
+    with pytest.raises(BundleNotFound):
+        pod.pull(f"mini@{Digest.of(b'nothing')}", config=config)
+    with pytest.raises(InvalidInput, match="nothing to pull"):
+        pod.pull(config=config)
+
+
+def test_explain_names_every_artifact_and_fetches_no_bytes(simulator: RegistrySimulator, config: Config) -> None:
+    simulator.add(a_manifest(artifacts=(an_artifact(), an_artifact(capability="cuda:sm_90"))))
+    selection = pod.explain("mini", config=config)
+    assert [type(decision.verdict).__name__ for decision in selection.decisions] == ["Accepted", "Rejected"]
+    assert [one.path for one in simulator.sent] == ["/v1/models/default/mini/latest"]
+    assert not config.cache_dir.exists()
+
+
+def test_the_fallback_may_come_from_the_configuration(config: Config) -> None:
+    with pytest.raises(AotError):
+        load(replace(config, fallback=Fallback.RAISE))
+    assert load(replace(config, fallback=Fallback.RAISE), fallback="eager")(1) == "eager 1"

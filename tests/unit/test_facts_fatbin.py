@@ -1,0 +1,178 @@
+"""Fat binaries: a real one, handmade ones, and such as are damaged or unknown."""
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aot.errors import MalformedDocument
+from aot.facts.fatbin import FatImage, ImageKind, read_fatbin
+from aot.facts.kernels import read_kernels
+from aot.schema.capability import Capability
+from tests.elf_files import an_elf_file
+from tests.kernels import GOLDEN, pack
+
+HOST = Capability("cpu:x86-64-v3")
+PTX = b".version 8.7\n.target sm_90\n.entry k(){ret;}\n"
+needs_tool = pytest.mark.skipif(shutil.which("fatbinary") is None, reason="no CUDA toolkit")
+
+
+def a_cubin(sm: int, *, specific: bool = False) -> bytes:
+    return an_elf_file(machine=190, abi_version=8, flags=sm << 8 | (8 if specific else 0))
+
+
+def an_image(
+    content: bytes,
+    *,
+    kind: int = 2,
+    sm: int = 90,
+    version: tuple[int, int] = (1, 8),
+    flags: int = 0x11,
+    compressed: int = 0,
+    unpacked: int = 0,
+    entry_version: int = 0x101,
+    extra: bytes = b"",
+) -> bytes:
+    padded = content + bytes(-len(content) % 8)
+    sizes = (64 + len(extra), len(padded), compressed)
+    head = struct.pack("<HHIQII", kind, entry_version, *sizes, 0) + struct.pack("<HHI", *version[::-1], sm)
+    return head + struct.pack("<QQQQ", 0, flags, 0, unpacked) + extra + padded
+
+
+def a_fatbin(tmp_path: Path, *images: bytes, magic: int = 0xBA55ED50, version: int = 1, more: int = 0) -> Path:
+    body = b"".join(images)
+    path = tmp_path / "k.fatbin"
+    path.write_bytes(struct.pack("<IHHQ", magic, version, 16, len(body) + more) + body)
+    return path
+
+
+def told(path: Path) -> list[tuple[str, str, str | None, str | None]]:
+    return [(image.kind.name, str(image.capability), image.ptx, image.compression) for image in read_fatbin(path)]
+
+
+def test_a_real_one_is_what_was_packed_into_it() -> None:
+    path = GOLDEN / "add.fatbin"
+    assert told(path) == [
+        ("ELF", "cuda:sm_80", None, None),
+        ("ELF", "cuda:sm_90a", None, None),
+        ("PTX", "cuda:sm_80", "8.8", "zstd"),
+    ]
+    images = read_fatbin(path)
+    assert [image.size_bytes for image in images[:2]] == [
+        (GOLDEN / f"add-sm_{sm}.cubin").stat().st_size for sm in (80, 90)
+    ]
+    assert 1000 < images[2].size_bytes < (GOLDEN / "add-sm_80.ptx").stat().st_size  # packed without its comments
+
+
+def test_the_kernels_of_every_cubin_in_it_are_listed() -> None:
+    found = read_kernels([("cubin/add.fatbin", GOLDEN / "add.fatbin")], HOST)
+    assert [(kernel.name, str(kernel.capability), kernel.size_bytes, kernel.registers) for kernel in found] == [
+        ("add_kernel", "cuda:sm_80", 640, 16),
+        ("add_kernel", "cuda:sm_90a", 640, 16),
+    ]
+
+
+@needs_tool
+@pytest.mark.parametrize("mode", ["default", "size", "speed", "balance", "none"])
+def test_the_tool_of_this_machine_writes_what_is_read(tmp_path: Path, mode: str) -> None:
+    path, fatbinary = tmp_path / "k.fatbin", shutil.which("fatbinary")
+    assert fatbinary is not None
+    ptx = tmp_path / "k.ptx"
+    ptx.write_text((GOLDEN / "add-sm_80.ptx").read_text().replace("sm_80", "sm_90a"))
+    images = (f"kind=elf,sm=90a,file={GOLDEN / 'dot-sm_90.cubin'}", f"kind=ptx,sm=90a,file={ptx}")
+    pack(fatbinary, path, *images, options=("--compress-all", f"--compress-mode={mode}"))
+    packed = None if mode == "none" else "lz4" if mode == "speed" else "zstd"
+    assert told(path) == [("ELF", "cuda:sm_90a", None, packed), ("PTX", "cuda:sm_90a", "8.8", packed)]
+
+
+@needs_tool
+def test_the_compiler_of_this_machine_writes_what_is_read(tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc")
+    source, path = tmp_path / "k.cu", tmp_path / "k.fatbin"
+    source.write_text('extern "C" __global__ void k(float *x) { x[0] = 1; }\n')
+    targets = ("arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80", "arch=compute_120a,code=sm_120a")
+    command = [
+        "nvcc",
+        "-fatbin",
+        str(source),
+        "-o",
+        str(path),
+        *(word for one in targets for word in ("-gencode", one)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nvcc does not work here: {done.stderr[-200:]}")
+    assert {(kind, capability) for kind, capability, _, _ in told(path)} == {
+        ("ELF", "cuda:sm_80"),
+        ("PTX", "cuda:sm_80"),
+        ("ELF", "cuda:sm_120a"),
+    }
+
+
+def test_handmade_images_of_every_kind(tmp_path: Path) -> None:
+    path = a_fatbin(
+        tmp_path,
+        an_image(a_cubin(90, specific=True), sm=90, flags=0x11 | 0x10_0000),
+        an_image(a_cubin(100), sm=100, extra=bytes(48)),
+        an_image(PTX, kind=1, sm=90, version=(8, 7)),
+        an_image(b"packed", sm=120, flags=0x8011 | 0x20_0000, compressed=6, unpacked=5000),
+    )
+    images = read_fatbin(path)
+    assert told(path) == [
+        ("ELF", "cuda:sm_90a", None, None),
+        ("ELF", "cuda:sm_100", None, None),
+        ("PTX", "cuda:sm_90", "8.7", None),
+        ("ELF", "cuda:sm_120f", None, "zstd"),
+    ]
+    assert images[3] == FatImage(
+        kind=ImageKind.ELF, capability=Capability("cuda:sm_120f"), size_bytes=5000, compression="zstd"
+    )
+
+
+def test_what_lies_packed_inside_is_named_and_its_kernels_are_not_guessed(tmp_path: Path) -> None:
+    path = a_fatbin(tmp_path, an_image(b"packed", sm=120, flags=0x8011, compressed=6, unpacked=5000))
+    with pytest.raises(MalformedDocument, match=r"cubin/k.fatbin .* image for cuda:sm_120 is compressed with zstd"):
+        read_kernels([("cubin/k.fatbin", path)], HOST)
+
+
+@pytest.mark.parametrize(
+    ("images", "changes", "finding"),
+    [
+        ((), {"magic": 0x466243B1}, "it begins with 0x466243b1"),
+        ((), {"version": 2}, "version 2 of fat binaries is not known"),
+        ((), {"more": 8}, "its header says 24 bytes, it has 16"),
+        ((an_image(a_cubin(90), kind=0x40),), {}, "an image of kind 0x40"),
+        ((an_image(a_cubin(90), kind=0x10),), {}, "an image of kind 0x10"),
+        ((an_image(a_cubin(90), entry_version=0x201),), {}, "has version 0x201, wanted 0x101"),
+        ((an_image(a_cubin(90), sm=80),), {}, "the image for cuda:sm_80 is code for cuda:sm_90"),
+        ((an_image(a_cubin(90), sm=0),), {}, "sm_0"),
+        ((an_image(b"not an ELF file"),), {}, "cannot be read"),
+        ((an_image(PTX, kind=1, flags=0x8011),), {}, "0 compressed bytes and flags 0x8011"),
+        ((an_image(PTX, kind=1, compressed=5),), {}, "5 compressed bytes and flags 0x11"),
+        ((an_image(PTX, kind=1, flags=0x8011, compressed=500),), {}, "500 compressed bytes"),
+        ((an_image(a_cubin(90))[:-8],), {}, "outside the file"),
+        ((an_image(a_cubin(90))[:40],), {}, "outside the file"),
+        ((an_image(b"", kind=1)[:4] + b"\0\0\0\0" + an_image(b"", kind=1)[8:],), {}, "wanted 0x101"),
+    ],
+)
+def test_what_is_damaged_or_unknown_is_refused_by_name(
+    tmp_path: Path, images: tuple[bytes, ...], changes: dict[str, int], finding: str
+) -> None:
+    with pytest.raises(MalformedDocument, match=finding):
+        read_fatbin(a_fatbin(tmp_path, *images, **changes))
+
+
+def test_no_more_images_are_read_than_anybody_packs(tmp_path: Path) -> None:
+    with pytest.raises(MalformedDocument, match="more than 4096 images"):
+        read_fatbin(a_fatbin(tmp_path, an_image(b"", kind=1) * 4097))
+
+
+@pytest.mark.parametrize("size", [0, 3, 15, 17, 60])
+def test_a_cut_file_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "k.fatbin"
+    path.write_bytes((GOLDEN / "add.fatbin").read_bytes()[:size])
+    with pytest.raises(MalformedDocument):
+        read_fatbin(path)
