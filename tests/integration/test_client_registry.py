@@ -146,6 +146,8 @@ def test_a_failed_and_a_released_build(client: RegistryClient, tmp_path: Path) -
     error = ErrorBody(code="backend-failed", message="the compiler crashed")
     assert client.with_token(again.token).fail(again.build, error=error).error == error
     assert [build.state for build in client.list_builds(state=BuildState.FAILED, limit=5).builds] == [BuildState.FAILED]
+    retried = client.retry(again.build, reason="the compiler is mended")
+    assert retried.created and retried.build.state is BuildState.QUEUED
 
 
 def test_tags_move_and_bundles_are_withdrawn(client: RegistryClient, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ BODIES: dict[Any, Any] = {
     None: None,
     builds.SubmitRequest: builds.SubmitRequest(spec=a_spec()),
     builds.CancelRequest: builds.CancelRequest(),
+    builds.RetryRequest: builds.RetryRequest(),
     builds.ClaimRequest: builds.ClaimRequest(worker=Name("w"), profiles=(Name("cpu-v3"),)),
     builds.ProgressRequest: builds.ProgressRequest(),
     builds.FailRequest: builds.FailRequest(error=ErrorBody(code="backend-failed", message="no")),

@@ -53,8 +53,8 @@ def an_exit(kind: ExitKind = ExitKind.EXITED, **deviations: Any) -> ChildExit:
         (an_exit(ExitKind.SIGNALED, signal="SIGSEGV"), Phase.COMPILING, BackendFailed, "SIGSEGV while compiling"),
         (an_exit(ExitKind.SIGNALED, signal="SIGSEGV"), Phase.LOADING, SourceNotLoadable, "died of SIGSEGV"),
         (an_exit(ExitKind.TOO_MUCH_OUTPUT), Phase.LOADING, SourceNotLoadable, "too much output"),
-        (an_exit(ExitKind.TOO_MUCH_DISK), Phase.COMPILING, BackendFailed, "too much disk"),
-        (an_exit(ExitKind.TOO_MANY_PROCESSES), Phase.LOADING, SourceNotLoadable, "too many processes"),
+        (an_exit(ExitKind.TOO_MUCH_DISK), Phase.COMPILING, BackendFailed, "bytes to disk while compiling"),
+        (an_exit(ExitKind.TOO_MANY_PROCESSES), Phase.LOADING, SourceNotLoadable, "more than 256 processes"),
         (an_exit(code=3), Phase.LOADING, SourceNotLoadable, "exited with code 3"),
     ],
 )
