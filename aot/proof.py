@@ -21,7 +21,7 @@ CHECKED = "checked"
 REBUILT = "rebuilt: equal bytes"  # of bytecode: somebody else has compiled the same sources again
 RECAPTURED = "captured again"  # of caches: a worker's own run of the command wrote them, and a second one used them
 PTRACE = "ptrace"
-PERTURBED, SECOND_CALL = "perturbed", "second call"
+PERTURBED, SECOND_CALL, REPLAY = "perturbed", "second call", "replay"
 MOST_NAMED = 5
 # A size in the text of an expression guard.
 _SIZE = re.compile(r"\bs\[(\d{1,6})\]\[(\d{1,6})\]")
@@ -175,6 +175,10 @@ def _of_coverage(manifest: Manifest) -> Iterator[str]:
             yield f"artifact {index} was not compared with eager at {end}, where its coverage ends"
         if not artifact.speeds:
             yield f"artifact {index} was not measured against eager's speed"
+        replayed = [agreement.point for agreement in own if agreement.variant == REPLAY]
+        for speed in artifact.speeds:
+            if speed.winner is Winner.GRAPHS and speed.point not in replayed:
+                yield f"artifact {index} is to run as a CUDA graph at {_spell(speed.point)}, and no replay was compared"
 
 
 def _untried_ends(artifact: Artifact, points: Sequence[dict[str, int]]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from aot.compile.options import inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters
 from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
-from aot.compile.tuned import TUNING_FILE, read_measured
+from aot.compile.tuned import TUNING_FILE, parse_measured
 from aot.compile.units import Unit, UnitPlanner
 from aot.errors import BackendFailed, SourceNotExportable
 from aot.facts import read_elf
@@ -83,7 +83,7 @@ class ArtifactMaker:
             return
         from aot.compile.torch_tuned import collect_measured, seed_measured
 
-        seed_measured(read_measured(Path(self._job.tuning)))
+        seed_measured(parse_measured(Path(self._job.tuning).read_bytes()))
         yield
         (Path(self._job.out) / TUNING_FILE).write_bytes(encode(collect_measured()))
 

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +22,7 @@ from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, Compi
 from aot.compile.layout import Layout, package_place
 from aot.compile.options import cpu_capability
 from aot.compile.toolchain import observe_toolchain
-from aot.compile.tuned import TUNING_FILE, TuningStore
+from aot.compile.tuned import MOST_BYTES, TUNING_FILE, TuningStore
 from aot.errors import (
     AotError,
     BackendFailed,
@@ -96,7 +97,7 @@ def compile_source(
     layout = _lay_out(source, scratch, isolated=sandbox is not None, headers=headers)
     job, store = _job_of(source, spec, profile, layout=layout, seed=seed), None
     if shared_caches is not None and spec.recipe.mode in _TUNED:
-        store = TuningStore(shared_caches.absolute(), profile)
+        store = TuningStore(shared_caches.absolute(), profile, spec.namespace)
         layout.write_tuning(encode(store.read()))
         job = structs.replace(job, tuning=str(layout.inside(f"job/{TUNING_FILE}")))
     compiled = run_job(
@@ -109,7 +110,9 @@ def compile_source(
         should_stop=should_stop,
     )
     if store is not None:
-        store.add(layout.scratch / "out" / TUNING_FILE)
+        # Left by the child, so read with care; without it the build is as good.
+        with suppress(OSError, MalformedDocument):
+            store.add(_read_plain(layout.scratch / "out" / TUNING_FILE, MOST_BYTES))
     return replace(compiled, artifacts=check_instructions(compiled.artifacts, compiled.paths, profile))
 
 

@@ -2,8 +2,8 @@
 
 Max-autotune compares tens of candidates for every matrix product, and most of a large model's products were in the
 build before. A later build is given those measurements: what it finds among them it does not measure again, so a
-changed layer is tuned, and the rest is not. A measurement only orders candidates that the compiler offers itself: a
-wrong one makes a kernel slower, never its results others.
+changed layer is tuned, and the rest is not. A product's measurement only orders candidates that the compiler offers
+itself; a kernel's configuration is used as it was left. What comes of either is proven like every build.
 
 Two kinds, as Inductor keeps them: the seconds of each candidate of a product, by operation, sizes and candidate
 (torch/_inductor/codecache.py, PersistentCache), and the configuration chosen for each Triton kernel, by its source
@@ -22,12 +22,13 @@ from aot.errors import MalformedDocument
 from aot.locks import try_lock, unlock
 from aot.schema.codec import Document, decode, encode
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from aot.schema.profile import Profile
 
 TUNING_FILE = "tuning.json"
 _GENERATION = 1
 # A large model's is about a megabyte; beyond this, what is there is forgotten, and tuning starts afresh.
-_MOST_BYTES = 64 << 20
+MOST_BYTES = 64 << 20
 _MOST_CONFIGURATION_BYTES = 4096
 _CONFIGURATION = re.compile(r"[a-z0-9]{2}/[a-z0-9]+\.best_config")
 
@@ -55,14 +56,9 @@ class Measured(Document, kw_only=True):
         return Measured(timings=timings, configurations={**self.configurations, **other.configurations})
 
 
-def read_measured(path: Path) -> Measured:
+def parse_measured(content: bytes) -> Measured:
     """Read what a child has left. Raises MalformedDocument; the child runs other people's code."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise MalformedDocument(f"measurements of {path.stat().st_size} bytes, at most {_MOST_BYTES} are kept")
-        measured = decode(path.read_bytes(), Measured, what="measurements")
-    except OSError as error:
-        raise MalformedDocument(f"measurements could not be read: {error}") from error
+    measured = decode(content, Measured, what="measurements")
     for place, text in measured.configurations.items():
         if not _CONFIGURATION.fullmatch(place):
             raise MalformedDocument(f"a configuration lies at {place[:100]!r}, outside of a cache")
@@ -72,28 +68,42 @@ def read_measured(path: Path) -> Measured:
 
 @dataclass(frozen=True)
 class TuningStore:
-    """The measurements of `profile` in `directory`, which outlives builds and serves several processes."""
+    """The measurements of `profile` in `directory`, which outlives builds and serves several processes.
+
+    Each namespace has its own: a child is other people's code, and could leave a configuration that makes the kernel of
+    somebody else slow, or one of those that a compiler gets wrong, with nothing but that build's proof against it.
+    """
 
     directory: Path
     profile: Profile
+    namespace: Namespace
 
     @property
     def path(self) -> Path:
         tools, device = self.profile.toolchain, self.profile.device
-        parts = (_GENERATION, tools.torch, tools.triton, tools.cuda, tools.compiler, self.profile.capability, device)
+        parts = (
+            _GENERATION,
+            self.namespace,
+            tools.torch,
+            tools.triton,
+            tools.cuda,
+            tools.compiler,
+            self.profile.capability,
+            device,
+        )
         return self.directory / f"tuning-{Digest.of(encode(parts)).short}.json"
 
     def read(self) -> Measured:
         """What is known; nothing where that cannot be read."""
         try:
-            return read_measured(self.path)
-        except MalformedDocument:
+            return parse_measured(self.path.read_bytes())
+        except (MalformedDocument, OSError):
             return Measured()
 
-    def add(self, path: Path) -> None:
+    def add(self, content: bytes) -> None:
         """Keep what a child has measured, beside what others have. What it left malformed is not kept."""
         try:
-            fresh = read_measured(path)
+            fresh = parse_measured(content)
         except MalformedDocument:
             return
         # A disk that is full costs later builds their time, not this one its artifacts.
@@ -107,7 +117,7 @@ class TuningStore:
                 return  # another build is adding its own: ours are measured again some day
             try:
                 content = encode(self.read().joined(fresh))
-                if len(content) > _MOST_BYTES:
+                if len(content) > MOST_BYTES:
                     content = encode(fresh)
                 part = self.path.with_suffix(".part")
                 part.write_bytes(content)

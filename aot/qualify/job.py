@@ -21,6 +21,8 @@ CANARY_DIRECTORY = "canary"
 # Steps that a start child tells of, and variants of a case.
 BUILT, OUTPUT = "built", "output"
 CONSECUTIVE = ("", "second call")
+# Where calls are replayed as CUDA graphs the second is captured, and only the third shows a replay with other inputs.
+REPLAYED = (*CONSECUTIVE, "replay")
 NON_CONTIGUOUS, CANARY = "non-contiguous", "canary"
 
 # Sends one step to the parent, which stamps the time of its arrival.

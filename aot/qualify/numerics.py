@@ -7,13 +7,15 @@ point, by two consecutive calls, since state that was lost shows in the second.
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
+
+from msgspec import structs
 
 from aot.bundle import StoredBundle
 from aot.compile.program import Program
 from aot.errors import QualificationFailed
-from aot.qualify.job import CASES_DIRECTORY, CONSECUTIVE, NON_CONTIGUOUS, Case, Omission, ProofJob, SpeedClaim, Tell
+from aot.qualify.job import CASES_DIRECTORY, NON_CONTIGUOUS, REPLAYED, Case, Omission, ProofJob, SpeedClaim, Tell
 from aot.qualify.loading import loaded
 from aot.qualify.outputs import Trace, run_traced, save_traces, state_of
 from aot.qualify.points import Point, describe_point
@@ -21,6 +23,7 @@ from aot.qualify.reference import Reference
 from aot.qualify.speed import Contender, measure
 from aot.qualify.subject import Call, Group, Subject, groups_of, uncompiled
 from aot.qualify.weights import kept, perturb
+from aot.qualify.winner import speed_of
 from aot.runtime.compiled import CompiledModel
 from aot.select import describe_coverage
 
@@ -44,6 +47,7 @@ class Numerics:
         self._deadline = time.monotonic() + job.seconds
         self.subjects = [Subject(program, group) for group in groups_of(bundle.manifest.artifacts)]
         self._points = [subject.points() for subject in self.subjects]
+        self._replayed: set[tuple[tuple[int, ...], str]] = set()  # artifacts, point
         self._seconds: dict[tuple[int, ...], tuple[int, float]] = {}  # of the largest call so far: elements, seconds
 
     def run(self) -> None:
@@ -61,6 +65,7 @@ class Numerics:
             with loaded(self._bundle, subject.group, self._module, views=self._out / "views") as model:
                 for point in points:
                     self._run_point(subject, model, point, weights, changed)
+        self.speeds = withheld(self.speeds, self._replayed)
 
     def run_case(
         self,
@@ -159,19 +164,21 @@ class Numerics:
     def _run_point(
         self, subject: Subject, model: CompiledModel, point: Point, weights: str, reference: Reference
     ) -> None:
-        calls = self._affordable_calls(subject, point)
+        calls = self._affordable_calls(subject, point, wanted=len(REPLAYED) if model.graphs else 2)
         if calls == 0:
             return
         self._say(subject, point, f"{weights} weights")
         made = tuple(subject.call_at(point, seed=self._job.seed + 10 + index) for index in range(calls))
         started = time.monotonic()
-        variants = CONSECUTIVE[:calls]
+        variants = REPLAYED[:calls]
         self.run_case(subject, model, made, point=point, weights=weights, variants=variants, reference=reference)
         spent = (time.monotonic() - started) / calls
+        if calls == len(REPLAYED):
+            self._replayed.add((subject.group.indices, describe_point(point)))
         self._seconds[subject.group.indices] = (subject.elements_at(point), spent)
 
-    def _affordable_calls(self, subject: Subject, point: Point) -> int:
-        """Two calls, and one (with an omission) where two would take longer than is left.
+    def _affordable_calls(self, subject: Subject, point: Point, *, wanted: int) -> int:
+        """Two calls (`wanted`: three), and one (with an omission) where they would take longer than is left.
 
         Every point gets its call, however long it takes: what nobody tried must not go live, and a proof that does
         not come to its end within the spec's limits fails. Under an emulator, which is asked about instructions alone
@@ -179,12 +186,13 @@ class Numerics:
         """
         measured = self._seconds.get(subject.group.indices)
         if measured is None:
-            return 2
+            return wanted
         elements, seconds = measured
         expected = seconds * max(1.0, subject.elements_at(point) / elements)
         left = self._deadline - time.monotonic()
-        if expected * 2 <= left:
-            return 2
+        for calls in (wanted, 2):
+            if expected * calls <= left:
+                return calls
         fitting = self._job.cpu is None or expected <= left
         what = "only one call" if fitting else "not tried"
         reason = f"{what}: a call was expected to take {expected:.0f} s, {max(0.0, left):.0f} s were left"
@@ -203,6 +211,17 @@ class Numerics:
         first = subject.group.first
         name = first.region or "whole program"
         self._tell(f"{name} [{describe_coverage(first)}] at {describe_point(point)}: {what}")
+
+
+def withheld(speeds: Sequence[SpeedClaim], replayed: Set[tuple[tuple[int, ...], str]]) -> list[SpeedClaim]:
+    """Return the speeds without the graphs of those points at which no replay was compared: none may win there."""
+    found = []
+    for claim in speeds:
+        speed = claim.speed
+        if speed.graphs is not None and (claim.artifacts, describe_point(speed.point)) not in replayed:
+            claim = structs.replace(claim, speed=speed_of(speed.point, speed.eager, speed.compiled))
+        found.append(claim)
+    return found
 
 
 def mutated_names(group: Group) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Opens the artifacts of one region and binds them to one instance of it: the core of `load`, and of every rebind."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +25,9 @@ from aot.select import describe_coverage
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+
+log = logging.getLogger("aot")
 
 
 class Opener(Protocol):
@@ -138,7 +142,7 @@ class Binder:
                 continue
             tensors |= {id(tensor): tensor for tensor in found.values()}
             container = self._containers[index, device]
-            graphs = self._graphed(index, artifact, device, container, found)
+            graphs = self._find_graphs(index, artifact, device, container, found)
             _add_variant(forms, artifact, container, module, device=device, graphs=graphs)
         assert self._conduct is not None
         return Bound(
@@ -178,12 +182,21 @@ class Binder:
         self._containers[index, device] = container
         return plan.tensors
 
+    def _find_graphs(
+        self, index: int, artifact: Artifact, device: str, plain: Container, tensors: "Mapping[str, Tensor]"
+    ) -> Graphed | None:
+        """As `_graphed`; what fails there costs the graphs, and not the artifact."""
+        try:
+            return self._graphed(index, artifact, device, plain, tensors)
+        except (AotError, RuntimeError) as error:
+            log.warning("no CUDA graphs of [%s]: %s", describe_coverage(artifact), error)
+            return None
+
     def _graphed(
         self, index: int, artifact: Artifact, device: str, plain: Container, tensors: "Mapping[str, Tensor]"
     ) -> Graphed | None:
         """Return what replays the artifact's calls, none captured yet: a graph holds the addresses of one binding."""
-        # An input that is written into would have to be copied back, and the caller may hold views of it.
-        if not asks_for_graphs(artifact) or any(guard.kind == "apart" for guard in artifact.input_guards):
+        if not asks_for_graphs(artifact) or not _may_be_graphed(artifact, tensors.values()):
             return None
         if (space := self._opener.space(device)) is None:
             return None
@@ -193,10 +206,7 @@ class Binder:
         elif not single.is_bound:
             single.keep_own()
         self._singles[index, device] = single
-        graphs = Graphed(single, plain, space, tensors)
-        if _has_one_size(artifact) and not any(constant.mutated for constant in artifact.constants):
-            graphs.prepare(artifact.inputs)
-        return graphs
+        return Graphed(single, plain, space, tensors)
 
 
 def device_of(artifact: Artifact, module: "Module") -> str:
@@ -243,8 +253,16 @@ def _signature_of(module: "Module") -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _has_one_size(artifact: Artifact) -> bool:
-    return all(isinstance(size, int) for meta in artifact.inputs for size in (*meta.shape, *meta.stride))
+def _may_be_graphed(artifact: Artifact, tensors: "Iterable[Tensor]") -> bool:
+    """Whether a replay sees what a call would.
+
+    An input that is written into would have to be copied back, and the caller may hold views of it. What lies on the
+    host is read when the graph is captured, and never again.
+    """
+    guards = artifact.input_guards
+    if any(guard.kind == "apart" or (guard.kind == "device" and guard.value != "cuda") for guard in guards):
+        return False
+    return all(tensor.device.type == "cuda" for tensor in tensors)
 
 
 def _is_frozen(artifact: Artifact) -> bool:

@@ -4,10 +4,10 @@ A graph reads its inputs where they lay when it was captured, so it has input bu
 copied into, and its outputs are copied out before the next replay overwrites them. What is bound (weights, buffers) is
 read and written in place, as without a graph.
 
-Where an artifact answers for one set of sizes, that is captured when it is loaded, by a run on zeros, unless the
-program writes into its buffers. Else the first call of a size runs without a graph, which also loads the kernels, and
-the second one is captured: nothing is run for the capture's sake, so state is written once a call. A size that cannot
-be captured is refused with its reason and runs without a graph from then on.
+The first call of a size runs without a graph, which also loads the kernels; the second one is captured. Nothing is run
+for the capture's sake: state is written once a call, and no program meets inputs that its user did not give it (a
+matrix of zeros has no inverse). A size that cannot be captured is refused with its reason, and runs without a graph
+from then on.
 
 All graphs of one loaded model and card share one memory pool, so their intermediate results lie in the same memory:
 whoever replays waits for the replay before it, by an event on the card and not on the host.
@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from aot.errors import AotError
+from aot.errors import AotError, RunFailed
 from aot.runtime.container import Container
-from aot.schema.artifact import TensorMeta
 
 if TYPE_CHECKING:
     from torch import Size, Tensor
@@ -108,27 +107,15 @@ class Graphed:
                 return self._single.run_single_threaded(tensors)  # into the caller's own graph
             graph = self._graphs.get(sizes)
             if graph is not None:
-                return graph.replay(tensors)
+                return _replay(graph, tensors)
             if self._may_capture(sizes):
                 if sizes not in self._seen:
                     self._seen.add(sizes)
                     return self._single.run_single_threaded(tensors)
                 graph = self._capture(sizes, tensors)
                 if graph is not None:
-                    return graph.replay(tensors)
+                    return _replay(graph, tensors)
         return self._plain.run(tensors)
-
-    def prepare(self, inputs: Sequence[TensorMeta]) -> None:
-        """Capture the one size that `inputs` have. For a program that keeps no state."""
-        import torch
-
-        zeros = []
-        for meta in inputs:
-            place = {"dtype": getattr(torch, meta.dtype), "device": self._space.device}
-            zeros.append(torch.empty_strided(meta.shape, meta.stride, **place).zero_())
-        with torch.no_grad(), torch.cuda.device(self._space.device):
-            for _ in range(2):
-                self.run(zeros)
 
     def reports(self) -> tuple[GraphReport, ...]:
         """Every size that was captured or refused so far."""
@@ -165,15 +152,15 @@ class _Graph:
 
         self._space = space
         before = torch.cuda.memory_reserved(space.device)
-        self._inputs = [_buffer_like(tensor) for tensor in tensors]
-        self._graph = torch.cuda.CUDAGraph()
-        space.stream.wait_stream(torch.cuda.current_stream(space.device))
-        space.stream.wait_event(space._last)
-        with torch.cuda.device(space.device), torch.cuda.stream(space.stream), _no_collection():
-            self._outputs = self._record(container)
-        # A result that is a view of an input is one of the caller's own input, as it is eagerly.
-        owners = {buffer.untyped_storage().data_ptr(): index for index, buffer in enumerate(self._inputs)}
-        self._owners = [None if one is None else owners.get(one.untyped_storage().data_ptr()) for one in self._outputs]
+        # Buffers of inference mode could be written in no other, and calls may come in either.
+        with torch.inference_mode(False), torch.no_grad():
+            self._inputs = [_buffer_like(tensor) for tensor in tensors]
+            self._graph = torch.cuda.CUDAGraph()
+            space.stream.wait_stream(torch.cuda.current_stream(space.device))
+            space.stream.wait_event(space._last)
+            with torch.cuda.device(space.device), torch.cuda.stream(space.stream), _no_collection():
+                self._outputs = self._record(container)
+        self._owners = [None if one is None else owner_of(one, self._inputs) for one in self._outputs]
         self.memory_bytes = max(0, torch.cuda.memory_reserved(space.device) - before)
 
     def replay(self, tensors: Sequence["Tensor"]) -> Outputs:
@@ -206,6 +193,31 @@ class _Graph:
             raise
         self._graph.capture_end()
         return outputs
+
+
+def _replay(graph: _Graph, tensors: Sequence["Tensor"]) -> Outputs:
+    try:
+        return graph.replay(tensors)
+    except RuntimeError as error:  # no memory for the results, most likely
+        raise RunFailed(f"the CUDA graph failed: {str(error).strip().splitlines()[0]}") from error
+
+
+def owner_of(output: "Tensor", inputs: Sequence["Tensor"]) -> int | None:
+    """Return which input `output` is a view of: eagerly it would be one of the caller's own.
+
+    By the memory that they share; tensors without elements share none, and a view of another dtype is copied instead.
+    """
+    place = output.untyped_storage().data_ptr()
+    if not place:
+        return None
+    return next(
+        (
+            index
+            for index, one in enumerate(inputs)
+            if one.untyped_storage().data_ptr() == place and one.dtype == output.dtype
+        ),
+        None,
+    )
 
 
 def _buffer_like(tensor: "Tensor") -> "Tensor":

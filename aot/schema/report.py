@@ -69,7 +69,7 @@ class Agreement(Document, kw_only=True):
     artifact: int
     point: dict[str, int]
     weights: str  # "given", "factory", "seeded", "perturbed"
-    variant: str = ""  # "", "non-contiguous", "second call"
+    variant: str = ""  # "", "non-contiguous", "second call", "replay"
     max_error: float = 0.0  # compiled against the reference, largest absolute difference
     eager_error: float = 0.0  # eager against the same reference
     reference: str = "float64"  # or "float32" where the module cannot run in float64

@@ -11,7 +11,7 @@ from aot.runtime import graphs as graphs_module
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
 from aot.runtime.graphs import Graphed, GraphSpace
-from tests.gpu.test_runtime_container import on_gpu, opened, plan
+from tests.gpu.test_runtime_container import HIDDEN, on_gpu, opened, plan
 from tests.integration.runtime_builds import Program, built_program, seeded_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
@@ -46,6 +46,18 @@ def test_replays_agree_with_eager_and_write_once_a_call() -> None:
     captured = {report.sizes[0][0]: report for report in runner.reports()}
     assert sorted(captured) == [1, 3, 64]  # 2 rows came once
     assert not any(report.reason for report in captured.values())
+
+
+def test_a_graph_that_was_captured_in_inference_mode_is_replayed_outside_of_it() -> None:
+    program = seeded_program(0).cuda()
+    runner = graphed(program)
+    case = on_gpu(4)
+    with torch.inference_mode():
+        for _ in range(3):
+            runner.run(case)
+    with torch.no_grad():
+        hidden = runner.run(case)[HIDDEN]
+    torch.testing.assert_close(hidden, torch.relu(program.first(case[0]) + case[1]))
 
 
 def test_results_are_the_callers_own() -> None:

@@ -154,6 +154,15 @@ def test_a_difference_is_a_fault_that_gives_its_size() -> None:
     assert "artifact 0 at {'batch': 1} differs from float64 by 41" in fault
 
 
+def test_a_graph_wins_only_where_a_replay_was_compared() -> None:
+    graphed = altered(a_speed(point={"batch": 1}), winner=Winner.GRAPHS)
+    artifact = an_artifact(speeds=(graphed,))
+    (fault,) = faults_of(a_manifest(artifacts=(artifact,), qualification=a_qualification()))
+    assert "CUDA graph at batch 1, and no replay was compared" in fault
+    seen = (*a_qualification().agreements, an_agreement(variant="replay", point={"batch": 1}))
+    assert faults_of(a_manifest(artifacts=(artifact,), qualification=a_qualification(agreements=seen))) == ()
+
+
 def test_every_artifact_is_proven_for_itself() -> None:
     both = (an_artifact(), an_artifact(region="layer", speeds=()))
     assert faults_of(proven(both)) == (

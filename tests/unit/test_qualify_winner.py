@@ -2,6 +2,9 @@
 
 import pytest
 
+from aot.qualify.job import SpeedClaim
+from aot.qualify.numerics import withheld
+from aot.qualify.points import describe_point
 from aot.qualify.winner import latency_of, speed_of, winner_of, winner_over
 from aot.schema.artifact import Latency, Speed, Winner
 
@@ -75,3 +78,12 @@ def test_a_graph_runs_where_it_is_faster_than_both(
 def test_a_coverage_runs_as_graphs_only_where_graphs_win_at_every_point() -> None:
     assert winner_over((a_speed(100, 80, 50), a_speed(100, 80, 60))) is Winner.GRAPHS
     assert winner_over((a_speed(100, 80, 50), a_speed(100, 80, 80))) is Winner.COMPILED
+
+
+def test_a_graph_is_withheld_from_points_whose_replay_nobody_compared() -> None:
+    speeds = [SpeedClaim(artifacts=(0,), speed=a_speed(100, 80, 50))]
+    (kept,) = withheld(speeds, {((0,), describe_point({}))})
+    assert kept.speed.winner is Winner.GRAPHS
+    for replayed in (set(), {((1,), describe_point({}))}):
+        (lost,) = withheld(speeds, replayed)
+        assert (lost.speed.winner, lost.speed.graphs) == (Winner.COMPILED, None)

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from aot.runtime import bind
-from aot.runtime.bind import Binder
+from aot.errors import LoadFailed, RunFailed
+from aot.runtime.bind import Binder, _may_be_graphed
 from aot.runtime.compiled import CompiledModel, Fallback
-from aot.runtime.graphs import GraphReport
+from aot.runtime.graphs import GraphReport, _replay, owner_of
 from aot.runtime.unit import Form, Miss, Unit, Variant
 from aot.runtime.winner import GRAPHS_FACT
 from aot.schema.artifact import TensorMeta, Winner
@@ -85,13 +86,6 @@ class Opener:
         return SimpleNamespace(constants=(), bind=lambda tensors: None)
 
 
-@pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    found: list[Any] = []
-    monkeypatch.setattr(bind.Graphed, "prepare", lambda self, inputs: found.append(inputs))
-    return found
-
-
 def graphed(artifact: Any, space: Any = "space") -> tuple[Any, Opener]:
     opener = Opener(space)
     binder = Binder((artifact,), SimpleNamespace(), opener, SimpleNamespace())  # type: ignore[arg-type]
@@ -105,15 +99,13 @@ def meta(*shape: int | str) -> TensorMeta:
 FACTS = {GRAPHS_FACT: "capture"}
 
 
-def test_graphs_have_a_container_of_one_model_of_their_own(prepared: list[Any]) -> None:
+def test_graphs_have_a_container_of_one_model_of_their_own() -> None:
     found, opener = graphed(an_artifact(facts=FACTS, speeds=(), inputs=(meta("batch", 4),)))
     assert found is not None and opener.opened == [1]
-    assert prepared == []  # a range is captured size by size, as calls come
 
 
-def test_one_size_is_captured_at_load(prepared: list[Any]) -> None:
-    graphed(an_artifact(facts=FACTS, speeds=(), inputs=(meta(8, 4),)))
-    assert prepared == [(meta(8, 4),)]
+def on(device: str) -> Any:
+    return SimpleNamespace(device=SimpleNamespace(type=device))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +114,45 @@ def test_one_size_is_captured_at_load(prepared: list[Any]) -> None:
         (an_artifact(facts={}, speeds=()), "space"),  # the mode asks for none
         (an_artifact(facts=FACTS, speeds=()), None),  # load(graphs=False), or no card
         (an_artifact(facts=FACTS, speeds=(), input_guards=(InputGuard(kind="apart", input=0),)), "space"),
+        (an_artifact(facts=FACTS, speeds=(), input_guards=(InputGuard(kind="device", input=0, value="cpu"),)), "space"),
     ],
 )
-def test_no_graphs_where_none_are_wanted_or_an_input_is_written_into(artifact: Any, space: Any) -> None:
+def test_no_graphs_where_a_replay_would_not_see_what_a_call_sees(artifact: Any, space: Any) -> None:
     found, opener = graphed(artifact, space)
     assert found is None and opener.opened == []
+
+
+def test_a_constant_on_the_host_is_read_at_the_capture_alone_so_there_is_none() -> None:
+    artifact = an_artifact(facts=FACTS, speeds=())
+    assert _may_be_graphed(artifact, [on("cuda")])
+    assert not _may_be_graphed(artifact, [on("cuda"), on("cpu")])
+
+
+@pytest.mark.parametrize("error", [LoadFailed("no"), RuntimeError("CUDA out of memory")])
+def test_what_fails_for_the_graphs_costs_the_graphs_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Opener):
+        def space(self, device: str) -> Any:
+            raise error
+
+    artifact = an_artifact(facts=FACTS, speeds=())
+    binder = Binder((artifact,), SimpleNamespace(), Full("space"), SimpleNamespace())  # type: ignore[arg-type]
+    assert binder._find_graphs(0, artifact, "cuda:0", SimpleNamespace(), {}) is None  # type: ignore[arg-type]
+    assert "no CUDA graphs" in caplog.text
+
+
+def test_a_replay_without_memory_is_a_failed_run_that_eager_can_take_over() -> None:
+    def replay(tensors: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate\nmore")
+
+    with pytest.raises(RunFailed, match="out of memory"):
+        _replay(SimpleNamespace(replay=replay), ())  # type: ignore[arg-type]
+
+
+def test_a_result_is_the_callers_own_input_only_where_it_is_a_view_of_one() -> None:
+    x, numbers, nothing = torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    inputs = [numbers, x, nothing]
+    assert owner_of(x.t(), inputs) == 1
+    assert owner_of(x[1:], inputs) == 1
+    assert owner_of(torch.zeros(4, 4), inputs) is None
+    assert owner_of(torch.zeros(0), inputs) is None  # nothing lies nowhere, as the empty input does
+    assert owner_of(x.view(torch.int32), inputs) is None
