@@ -130,7 +130,7 @@ def fsck(options: argparse.Namespace, settings: Settings) -> int:
     from registry.deps import build_deps
     from registry.services.fsck import fsck as check_all
 
-    checked = check_all(build_deps(settings), trusted=TrustedKeys.of(options.trust))
+    checked = check_all(build_deps(settings), trusted=TrustedKeys.of(options.trust), force=options.force)
     _print_json(checked)
     return 0 if checked.sound else 6
 
@@ -242,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=reindex)
     command = commands.add_parser("fsck", help="hash every stored blob again, and quarantine what differs")
     command.add_argument("--trust", action="append", default=[], metavar="KEY", help="a retired key that signed")
+    command.add_argument("--force", action="store_true", help="go on though the store holds none of the first blobs")
     command.set_defaults(run=fsck)
     command = commands.add_parser("check", help="say whether database, broker and blob store work, and what to set")
     command.add_argument("--json", action="store_true")

@@ -1,5 +1,8 @@
 """The proof of a pushed capture: a worker runs the command itself, twice, and its own entries are what goes live."""
 
+import itertools
+import os
+import re
 import shutil
 import sys
 import time
@@ -25,6 +28,7 @@ from aot.schema.report import Qualification
 from aot.schema.spec import CommandSource
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 OUTPUT_BYTES = 16 << 20
 
 
@@ -47,14 +51,16 @@ def recapture(
     if not isinstance(source, CommandSource) or tree is None:
         raise QualificationFailed("the capture has no tree that its command runs in", hint="push it with --source TREE")
     scratch.mkdir(parents=True, exist_ok=True)
-    environ = {**pushed.spec.recipe.environment, **_environ(scratch)}
+    environ = {**pushed.spec.recipe.environment, **_environ(scratch / "run-0")}
+    started = itertools.count()
     effective = effective_environment(observe_environment(), environ)
     on_event({"phase": "qualifying", "step": "running the command"})
 
     def run(command: Sequence[str], wanted: Mapping[str, str]) -> Ended:
+        # No run finds what an earlier one has left outside of the caches.
         return _run(
             command,
-            wanted,
+            {**wanted, **_places(scratch / f"run-{next(started)}")},
             pushed,
             tree,
             scratch=scratch,
@@ -92,6 +98,12 @@ def _proof(pushed: Manifest, made: Captured) -> Qualification:
             f"a second run of the command compiled {counted.compiled} graphs again, of {counted.restored}",
             hint="a program that compiles something new at each start cannot be started from its caches",
         )
+    if not counted.found or not counted.graphs or not made.collected.entries:
+        known = "an unknown number" if counted.found is None else str(counted.found)
+        raise QualificationFailed(
+            f"a second run of the command found {known} of {counted.restored} graphs",
+            hint="it has to look into its caches each time; an unknown number: the limit of inotify watches is too low",
+        )
     return Qualification(
         numerics=RECAPTURED,
         profile=pushed.profile.name,
@@ -114,7 +126,7 @@ def _run(
     limits = pushed.spec.limits
     started = time.monotonic()
     ended = run_child(
-        (_program(command[0], environ), *command[1:]),
+        (_program(command[0], environ, tree), *command[1:]),
         cwd=tree.absolute(),
         env=environ,
         limits=Limits(
@@ -137,27 +149,42 @@ def _run(
     return Ended(code if ended.kind is ExitKind.EXITED else max(code, 1), time.monotonic() - started)
 
 
-def _program(name: str, environ: Mapping[str, str]) -> str:
-    """Return the program's place here: this interpreter for every Python, wherever the pusher's lay."""
-    last = Path(name).name
-    if last.startswith("python"):
+def _program(name: str, environ: Mapping[str, str], tree: Path) -> str:
+    """Return the program's place here: this interpreter for every Python, wherever the pusher's lay.
+
+    A relative path is one of the tree. Raises InvalidInput for what is not there, and for one that leaves the tree.
+    """
+    if _PYTHON.fullmatch(Path(name).name):
         return sys.executable
-    found = shutil.which(last, path=environ.get("PATH"))
-    if found is None:
-        raise InvalidInput(f"this worker has no program {last}", hint="name one of the tree by ./NAME, or python")
-    return found
+    hint = "name one of the tree by ./NAME, one that every worker has, or python"
+    if "/" not in name:
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found is None:
+            raise InvalidInput(f"this worker has no program {name}", hint=hint)
+        return found
+    place = tree.absolute() / name  # an absolute path stays itself
+    if not Path(name).is_absolute() and not place.resolve().is_relative_to(tree.resolve()):
+        raise InvalidInput(f"the program {name} lies outside of the tree", hint=hint)
+    if not place.is_file() or not os.access(place, os.X_OK):
+        raise InvalidInput(f"this worker has no program {name}", hint=hint)
+    return str(place)
 
 
 def _environ(scratch: Path) -> dict[str, str]:
-    for name in ("home", "tmp"):
-        (scratch / name).mkdir(parents=True, exist_ok=True)
     return {
         "PATH": SEARCH_PATH,
-        "HOME": str((scratch / "home").absolute()),
-        "TMPDIR": str((scratch / "tmp").absolute()),
+        **_places(scratch),
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+
+
+def _places(directory: Path) -> dict[str, str]:
+    """Return a home and a place for temporary files below `directory`, made where they are not there."""
+    found = {"HOME": directory / "home", "TMPDIR": directory / "tmp"}
+    for place in found.values():
+        place.mkdir(parents=True, exist_ok=True)
+    return {name: str(place.absolute()) for name, place in found.items()}
 
 
 def _tail(scratch: Path) -> str:

@@ -91,8 +91,15 @@ def graphs_of(paths: Iterable[str]) -> frozenset[str]:
 
 
 def walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every plain file below `directory` with its relative path, in order; links are not followed or yielded."""
-    for place in sorted(directory.iterdir()) if directory.is_dir() else ():
+    """Yield every plain file below `directory` with its relative path, in order; links are not followed or yielded.
+
+    What vanishes meanwhile, as other processes' temporary files do, is not there.
+    """
+    try:
+        found = sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for place in found:
         if place.is_symlink():
             continue
         if place.is_dir():

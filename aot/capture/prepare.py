@@ -61,23 +61,6 @@ def prepare(reference: Reference, *, config: Config, environ: Mapping[str, str],
         return Prepared(reference, effective, reasons=(error.message,))
 
 
-def prepare_empty(prepared: Prepared, *, config: Config, environ: Mapping[str, str]) -> Prepared:
-    """Return the same with a directory of its own and nothing in it yet: for a command whose entries are to be kept."""
-    directory = place_for(config.cache_dir, None)
-    try:
-        restore((), {}, into=directory)
-    except AotError as error:
-        return Prepared(prepared.reference, prepared.environment, reasons=(*prepared.reasons, error.message))
-    return Prepared(
-        prepared.reference,
-        prepared.environment,
-        directory,
-        pins(prepared.environment, directory, environ),
-        reasons=prepared.reasons,
-        stale=prepared.stale,
-    )
-
-
 def open_registry(config: Config) -> LateClient | None:
     return LateClient(config.url, config) if config.url and not config.offline else None
 

@@ -20,6 +20,7 @@ from aot.capture.capture import Captured, capture
 from aot.capture.collect import collect
 from aot.capture.entries import Entry, entry_of
 from aot.capture.record import artifact_of, capture_recipe, command_source, require_level, with_new
+from aot.errors import InvalidInput
 from aot.keys import factors_of, fingerprint_of
 from aot.pipeline.build import Staged, provenance_of, read_staged
 from aot.pipeline.source import PackedSource
@@ -82,18 +83,26 @@ def stage(
     return _stage(making, named, artifact, captured.collected.paths), captured, packed
 
 
+def require_tree(prepared: "Prepared") -> None:
+    """Raises InvalidInput where no worker could prove what is written back: no tree of the command is known."""
+    source = prepared.manifest.spec.source if prepared.manifest is not None else None
+    if not isinstance(source, CommandSource) or source.tree is None:
+        raise InvalidInput(
+            f"nothing was restored of {prepared.reference} that names a tree, so what is compiled could not go live",
+            hint="capture it with `aot capture --source TREE --push`, or run without --write-back",
+        )
+
+
 def stage_union(making: Making, prepared: "Prepared", run: "Run") -> Staged:
     """Stage the bundle of everything that was restored, and of what `run` has compiled besides.
 
-    The command and its tree stay those of the bundle that was restored. Raises OSError.
+    The command and its tree stay those of the bundle that was restored. Raises OSError, and InvalidInput where
+    none was.
     """
+    require_tree(prepared)
     directory = prepared.directory
-    assert directory is not None
+    assert directory is not None and prepared.artifact is not None and prepared.manifest is not None
     new = collect(directory, scratch=making.scratch / "new", only=run.new)
-    seconds = (run.account.seconds if run.account else 0.0, None)
-    if prepared.artifact is None or prepared.manifest is None:
-        artifact = artifact_of(new, making.profile, making.effective, environ=making.environ, seconds=seconds)
-        return _stage(making, _source(making, new.entries, None, ()), artifact, new.paths)
     artifact = with_new(prepared.artifact, new)
     entries = tuple(entry_of(file) for file in artifact.files)
     before = prepared.manifest.spec.source

@@ -31,13 +31,15 @@ def run_on(prepared: Prepared, command: Sequence[str], *, environ: Mapping[str, 
     if directory is None:
         return Run(run_command(command, environ=environ).code, None)
     with in_use(directory):
-        before = list_paths(directory)
+        before = _listed(directory)
         watch = OpenWatch(directory)
         try:
             ended = run_command(command, environ={**environ, **prepared.changes})
         finally:
             opened = watch.finish()
-        after = list_paths(directory)
+        after = _listed(directory)
+        if before is None or after is None:
+            return Run(ended.code, None)
         return Run(ended.code, _account(prepared, directory, before, after, opened, ended.seconds), after - before)
 
 
@@ -73,6 +75,14 @@ def receipt_of(prepared: Prepared, run: Run) -> Receipt:
         stale_tag=prepared.stale,
         load_seconds=counted.seconds if counted else 0.0,
     )
+
+
+def _listed(directory: Path) -> frozenset[str] | None:
+    """None where the directory cannot be read: the command runs all the same, and is not accounted for."""
+    try:
+        return list_paths(directory)
+    except OSError:
+        return None
 
 
 def _account(

@@ -9,6 +9,7 @@ Source: inotify(7).
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import struct
@@ -19,6 +20,7 @@ _IN_OPEN, _IN_ISDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x20, 0x40000000, os.O_NONBLOCK
 _HEADER = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
 _POLL_SECONDS = 0.2
+_VANISHED = (errno.ENOENT, errno.ENOTDIR)
 
 
 class OpenWatch:
@@ -56,6 +58,8 @@ class OpenWatch:
     def _watch_all(self) -> bool:
         for place, _, _ in os.walk(self._directory):
             number = _libc().inotify_add_watch(self._fd, os.fsencode(place), _IN_OPEN)
+            if number < 0 and ctypes.get_errno() in _VANISHED:
+                continue
             if number < 0:  # the user's limit of watches
                 return False
             below = os.path.relpath(place, self._directory)

@@ -9,8 +9,8 @@ from typing import Any
 from aot.bundle import write_bundle
 from aot.capture.account import Account
 from aot.capture.pins import effective_environment
-from aot.capture.prepare import Prepared, open_registry, prepare, prepare_empty
-from aot.capture.publish import Making, stage, stage_union
+from aot.capture.prepare import Prepared, open_registry, prepare
+from aot.capture.publish import Making, require_tree, stage, stage_union
 from aot.capture.run import Run, lines_of, receipt_of, run_on
 from aot.cli.builds import connected
 from aot.cli.bytecode import variables_for
@@ -122,7 +122,10 @@ def split_arguments(reference: str | None, command: Sequence[str], *, lock: Path
 def run_command_on(
     named: str, command: Sequence[str], *, lock: Path | None, bytecode: str | None, write_back: bool
 ) -> int:
-    """Run `command` on what was restored, and return its exit code. It starts whatever becomes of the restoring."""
+    """Run `command` on what was restored, and return its exit code. It starts whatever becomes of the restoring.
+
+    Raises InvalidInput, before the command starts, for `write_back` of what could never go live.
+    """
     environ = whole_environ()
     try:
         config = read_config()
@@ -135,8 +138,8 @@ def run_command_on(
         environ |= variables_for(bytecode, config=config, lock=pinned)
     for reason in prepared.reasons if prepared.bundle is None else ():
         say(f"aot: nothing restored: {reason}")
-    if prepared.bundle is None and write_back:
-        prepared = prepare_empty(prepared, config=config, environ=environ)
+    if write_back:
+        require_tree(prepared)
     ran = run_on(prepared, command, environ=environ)
     for line in lines_of(prepared, ran, environ):
         say(f"aot: {line}")

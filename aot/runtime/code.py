@@ -186,11 +186,13 @@ def describe_class(kind: type, encode: Encode) -> dict[str, Any]:
 class Reached:
     """Functions, classes and plain values that code refers to by global name.
 
-    `functions` leaves out those that only stand in another's closure, since that one's description holds them.
+    `functions` leaves out those that only stand in another's closure, since that one's description holds them;
+    `followed` has these too.
     """
 
     def __init__(self) -> None:
         self.functions: dict[int, FunctionType] = {}
+        self.followed: dict[int, FunctionType] = {}
         self.classes: dict[str, type] = {}
         self.values: dict[str, Any] = {}
 
@@ -225,7 +227,6 @@ def reach(
     so it reaches too much rather than too little; what is only found by a computed name is missed.
     """
     reached = Reached()
-    followed: set[int] = set()
     taken: set[str] = set()
     pending = [(function, True) for function in roots] + [(function, False) for function in described]
     while pending:
@@ -234,9 +235,9 @@ def reach(
             continue
         if listed:
             reached.functions[id(function)] = function
-        if id(function) in followed:
+        if id(function) in reached.followed:
             continue
-        followed.add(id(function))
+        reached.followed[id(function)] = function
         pending += [(inner, False) for inner in _closure_functions(function)]
         for name in dict.fromkeys(names_in(function.__code__)):
             if name not in taken and name in methods:

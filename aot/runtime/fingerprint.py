@@ -60,6 +60,17 @@ def fingerprint(module: "Module") -> Fingerprint:
     return fingerprint_of(_Reading(module).factors())
 
 
+def code_in_fingerprint(module: "Module") -> frozenset[int]:
+    """Return the identities of the functions, code objects and classes whose content `module`'s fingerprint holds."""
+    reading = _Reading(module)
+    for _ in reading.factors():  # attributes first: what they refer to is reached as well
+        pass
+    classes, reached = reading.reached()
+    functions = [*reached.followed.values()]
+    functions += [one for kind in classes for value in vars(kind).values() for one in functions_of(value)]
+    return frozenset(map(id, (*classes, *functions, *(one.__code__ for one in functions))))
+
+
 def is_idle(hook: Any) -> bool:
     """True for a hook that a library installs on its own and that does nothing unless `is_capturing`."""
     return full_name(hook) in _IDLE_HOOKS
@@ -182,7 +193,8 @@ class _Reading:
     def _describe_hooks(self, hooks: Iterable[Any]) -> list[Any]:
         return [[name_of(hook), self._values.read(hook)] for hook in hooks if not is_idle(hook)]
 
-    def _read_code(self) -> Iterator[Factor]:
+    def reached(self) -> tuple[tuple[type, ...], Reached]:
+        """Return the classes whose code is part of the fingerprint, and what they reach. After all else is read."""
         kinds = dict.fromkeys(type(one) for one in self._modules.values())
         tree = dict.fromkeys(one for kind in kinds for one in own_classes(kind, self._base))
         helpers = dict.fromkeys(one for kind in self._values.classes.values() for one in own_classes(kind, object))
@@ -194,8 +206,12 @@ class _Reading:
         classes = {**tree, **helpers}
         for kind in reached.classes.values():
             classes |= dict.fromkeys(own_classes(kind, object))
+        return tuple(classes), reached
+
+    def _read_code(self) -> Iterator[Factor]:
+        classes, reached = self.reached()
         # A reader without names: a class is the same whichever module of this program uses it.
-        yield from _describe_code(tuple(classes), reached, ValueReader({}))
+        yield from _describe_code(classes, reached, ValueReader({}))
 
 
 def _describe_code(classes: Sequence[type], reached: Reached, reader: ValueReader) -> Iterator[Factor]:

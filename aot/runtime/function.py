@@ -5,6 +5,7 @@ about to be mapped (`aot.runtime.pod` checks signature and digests before). No t
 the artifact is refused.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FUNCTION_FILE, LIBRARIES = "function/compiled.bin", "lib/"
 _MOST_TEXT = 600
+_GLOBAL = re.compile(r"\bG\['([^']+)'\]")
 
 
 class FunctionContainer:
@@ -41,6 +43,7 @@ class FunctionContainer:
         )
         self._function = function
         self._module = module
+        self._follow = _follower(function, artifact, module)
         self._rebuild = _rebuilder(artifact)
         self._flatten = _flattener(artifact)
 
@@ -50,25 +53,32 @@ class FunctionContainer:
 
     def run(self, inputs: "Sequence[Tensor]") -> "Sequence[Tensor | None]":
         """Call the function. Raises GuardFailed with the guard that does not hold, RunFailed for what it raises."""
-        function, (args, kwargs) = self._function, self._rebuild(inputs)
-        if not function.guard_check(self._module, *args, **kwargs):
-            raise GuardFailed(f"a guard of the program does not hold: {self._explain(args, kwargs)}")
+        function = self._function
+        if function is None:
+            raise RunFailed("the function is closed, so it cannot be called", hint="load it again")
         try:
-            return self._flatten(function.fn(self._module, *args, **kwargs))
+            args, kwargs = self._rebuild(inputs)
+            self._follow()
+            if function.guard_check(self._module, *args, **kwargs):
+                return self._flatten(function.fn(self._module, *args, **kwargs))
         except Exception as error:
             raise RunFailed(
                 f"the compiled function failed: {type(error).__name__}: {str(error)[:_MOST_TEXT]}"
             ) from error
+        raise GuardFailed(f"a guard of the program does not hold: {self._explain(function, args, kwargs)}")
 
     def close(self) -> None:
         self._function = None
 
-    def _explain(self, args: Any, kwargs: Any) -> str:
-        """Return Dynamo's own words, without the line of source that it adds."""
-        state = self._function.prepare_f_locals(self._module, *args, **kwargs)
-        found = self._function._artifacts.guard_manager.check_verbose(state)
-        parts = getattr(found, "verbose_code_parts", None) or [str(found)]
-        return "; ".join(part.partition("  #")[0].strip() for part in parts)[:_MOST_TEXT]
+    def _explain(self, function: Any, args: Any, kwargs: Any) -> str:
+        """Return Dynamo's own words, without the line of source that it adds. Never raises."""
+        try:
+            state = function.prepare_f_locals(self._module, *args, **kwargs)
+            found = function._artifacts.guard_manager.check_verbose(state)
+            parts = getattr(found, "verbose_code_parts", None) or [str(found)]
+            return "; ".join(part.partition("  #")[0].strip() for part in parts)[:_MOST_TEXT]
+        except Exception:
+            return "a guard does not hold"
 
 
 def open_function(
@@ -96,6 +106,8 @@ def open_function(
             f"the compiled function cannot be loaded: {type(error).__name__}: {str(error)[:_MOST_TEXT]}",
             hint="it needs the same Python and torch, and the program's modules under the same names",
         ) from error
+    if changed := _changed_since_build(artifact, function.fn.__globals__):
+        raise LoadFailed(f"a guard of the program does not hold: {changed}", hint="build it again with these globals")
     return FunctionContainer(function, artifact, module, device)
 
 
@@ -120,6 +132,52 @@ class FunctionOpener:
 
     def trial(self, artifact: Artifact, device: str) -> str | None:
         return self._inner.trial(artifact, device)
+
+
+def _changed_since_build(artifact: Artifact, own: Mapping[str, Any]) -> str:
+    """Return the first condition on a global's value that does not hold now; "" for none.
+
+    Torch compares with what it saved, but a module is saved by its name: what a guard finds there at loading would
+    become the value to compare with. Conditions in words of Dynamo's own (`___check_type_id`) are left to it.
+    """
+    import torch
+
+    names = {"G": own, "torch": torch, "inf": float("inf"), "nan": float("nan")}
+    plain = {"__builtins__": {"len": len, "set": set, "list": list, "tuple": tuple, "type": type}, **names}
+    for guard in artifact.program_guards:
+        if not guard.source.startswith("G[") or not guard.condition:
+            continue
+        try:
+            holds = eval(guard.condition, plain)  # as trusted as the pickle beside it
+        except (NameError, SyntaxError):
+            continue
+        except Exception:
+            holds = False
+        if not holds:
+            return guard.condition
+    return ""
+
+
+def _follower(function: Any, artifact: Artifact, module: "Module") -> Callable[[], None]:
+    """Return what gives the function the globals as they are now: torch has copied the dictionary at loading.
+
+    Only those that guards and the function's own bytecode read.
+    """
+    live, own = type(module).forward.__globals__, function.fn.__globals__
+    texts = [text for guard in artifact.program_guards for text in (guard.source, guard.condition)]
+    named = {name for text in texts for name in _GLOBAL.findall(text)} | set(function.fn.__code__.co_names)
+    names = tuple(sorted(name for name in named if name in live))
+    absent = object()
+
+    def follow() -> None:
+        for name in names:
+            value = live.get(name, absent)
+            if value is absent:
+                own.pop(name, None)
+            elif own.get(name, absent) is not value:
+                own[name] = value
+
+    return follow
 
 
 def _rebuilder(artifact: Artifact) -> Callable[[Sequence[Any]], tuple[Any, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, case, select, update
+from sqlalchemy import ColumnElement, case, exists, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -163,20 +163,23 @@ def mark_uploaded(digest: Digest, *, namespace: Namespace, now: datetime, sessio
     )
 
 
-def pending_blobs(session: Session, *, opened_since: datetime, limit: int, over_bytes: int = -1) -> tuple[Blob, ...]:
-    """Blobs larger than `over_bytes` that were opened for upload and are not known to be stored, the last first."""
-    rows = session.scalars(
-        select(BlobRow)
-        .join(NamespaceBlobRow, NamespaceBlobRow.digest == BlobRow.digest)
-        .where(
-            BlobRow.state == BlobState.PENDING,
-            BlobRow.size_bytes > over_bytes,
-            NamespaceBlobRow.opened_at >= opened_since,
-        )
-        .order_by(NamespaceBlobRow.opened_at.desc())
-        .limit(limit)
-    ).unique()
-    return tuple(Blob(digest=row.digest, size_bytes=row.size_bytes) for row in rows)
+def pending_blobs(
+    session: Session, *, opened_since: datetime, start: Digest, limit: int, over_bytes: int = -1
+) -> tuple[Blob, ...]:
+    """Blobs larger than `over_bytes` that were opened for upload and are not known to be stored.
+
+    Each once, by digest from `start` on, then from the first one.
+    """
+    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_since)
+    query = (
+        select(BlobRow.digest, BlobRow.size_bytes)
+        .where(BlobRow.state == BlobState.PENDING, BlobRow.size_bytes > over_bytes, opened)
+        .order_by(BlobRow.digest)
+    )
+    found = list(session.execute(query.where(BlobRow.digest >= start).limit(limit)))
+    if len(found) < limit:
+        found += session.execute(query.where(BlobRow.digest < start).limit(limit - len(found)))
+    return tuple(Blob(digest=digest, size_bytes=size) for digest, size in found)
 
 
 def opened_since(digests: Iterable[Digest], *, since: datetime, session: Session) -> set[Digest]:

@@ -24,6 +24,9 @@ LIVE_BUILD = "state IN ('queued', 'running')"
 READY_BUILD = "state = 'queued' AND waiting = ''"
 PENDING_BUNDLE = "state = 'pending'"
 UNRECORDED = "recorded_at IS NULL AND state IN ('live', 'withdrawn')"
+# Rows whose record is still to be written. A version that does not sign records sets `recorded_at` alone.
+UNSEALED_TAG = "recorded_at IS NULL OR sealed_at IS NULL OR recorded_at <> sealed_at"
+UNSEALED_BUNDLE = f"state IN ('live', 'withdrawn') AND ({UNSEALED_TAG})"
 
 
 class Row(DeclarativeBase):
@@ -218,6 +221,12 @@ class BundleRow(Row):
         ),
         Index("ix_bundles_unrecorded", "digest", sqlite_where=text(UNRECORDED), postgresql_where=text(UNRECORDED)),
         Index(
+            "ix_bundles_unsealed",
+            "digest",
+            sqlite_where=text(UNSEALED_BUNDLE),
+            postgresql_where=text(UNSEALED_BUNDLE),
+        ),
+        Index(
             "ix_bundles_damaged",
             "digest",
             sqlite_where=text("damage IS NOT NULL"),
@@ -248,6 +257,7 @@ class BundleRow(Row):
     replacement: Mapped[Digest | None] = mapped_column(Word(Digest))
     used_at: Mapped[datetime | None] = mapped_column(UtcTime)  # by digest: what a lock pins is seen by its use
     recorded_at: Mapped[datetime | None] = mapped_column(UtcTime)  # None: the object store has another account
+    sealed_at: Mapped[datetime | None] = mapped_column(UtcTime)  # the same time, where that account is signed
     damage: Mapped[str | None] = mapped_column(Plain)  # why its bytes cannot be had now
 
 
@@ -306,7 +316,9 @@ class GuardRow(Row):
     __tablename__ = "guards"
     __table_args__ = (Index("ix_guards_kind_value_bundle", "kind", "value", "bundle"),)
 
-    bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), primary_key=True)
+    bundle: Mapped[Digest] = mapped_column(
+        Word(Digest), ForeignKey("bundles.digest", ondelete="CASCADE"), primary_key=True
+    )
     kind: Mapped[str] = mapped_column(Plain, primary_key=True)
     value: Mapped[str] = mapped_column(Plain, primary_key=True)
 
@@ -322,6 +334,12 @@ class TagRow(Row):
             sqlite_where=text("recorded_at IS NULL"),
             postgresql_where=text("recorded_at IS NULL"),
         ),
+        Index(
+            "ix_tags_unsealed",
+            "bundle",
+            sqlite_where=text(UNSEALED_TAG),
+            postgresql_where=text(UNSEALED_TAG),
+        ),
     )
 
     namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"), primary_key=True)
@@ -331,14 +349,19 @@ class TagRow(Row):
     bundle: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("bundles.digest"), index=True)
     moved_at: Mapped[datetime] = mapped_column(UtcTime)
     recorded_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    sealed_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class ForgottenRecordRow(Row):
-    """A bundle whose rows have expired and whose record in the object store is still to be removed."""
+    """A bundle whose rows have expired and whose record in the object store is still to be removed.
+
+    `note` changes whenever that is asked for again: who removed a record before has not done it since.
+    """
 
     __tablename__ = "forgotten_records"
 
     bundle: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
+    note: Mapped[str] = mapped_column(Plain)
 
 
 class TokenRow(Row):

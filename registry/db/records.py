@@ -2,47 +2,62 @@
 
 A record is marked as written by compare-and-set on what it says. Where the row has changed since, it is due again, also
 when somebody else has recorded the new account already: the old one may have been written over it.
+
+`recorded_at` and `sealed_at` are set to one time together. A sweeper of before records were signed sets only the first,
+so what it has written is due here.
 """
 
+import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from aot.schema.state import BundleState
-from registry.db.models import BundleRow, ForgottenRecordRow, TagRow
+from registry.db.models import UNSEALED_BUNDLE, UNSEALED_TAG, BundleRow, ForgottenRecordRow, TagRow
+from registry.db.session import add_if_absent
 
 RECORDED_STATES = (BundleState.LIVE, BundleState.WITHDRAWN)
 _QUIETLY = {"synchronize_session": False}
 
 
 def unrecorded_bundles(session: Session, *, bundle: Digest | None, limit: int) -> Sequence[BundleRow]:
-    query = select(BundleRow).where(BundleRow.recorded_at.is_(None), BundleRow.state.in_(RECORDED_STATES))
+    # In the words of the partial indexes.
+    query = select(BundleRow).where(text(UNSEALED_BUNDLE))
     if bundle is not None:
         query = query.where(BundleRow.digest == bundle)
     return session.scalars(query.order_by(BundleRow.digest).limit(limit)).all()
 
 
 def unrecorded_tags(session: Session, *, bundle: Digest | None, limit: int) -> Sequence[TagRow]:
-    query = select(TagRow).where(TagRow.recorded_at.is_(None))
+    query = select(TagRow).where(text(f"({UNSEALED_TAG})"))
     if bundle is not None:
         query = query.where(TagRow.bundle == bundle)
     return session.scalars(query.limit(limit)).all()
 
 
 def mark_bundle_recorded(row: BundleRow, *, now: datetime, session: Session) -> None:
-    same = (BundleRow.digest == row.digest, BundleRow.state == row.state, BundleRow.recorded_at.is_(None))
-    done = session.execute(update(BundleRow).where(*same).values(recorded_at=now), execution_options=_QUIETLY)
-    if done.rowcount == 0:
-        forget_bundle_recorded(row.digest, session=session)
+    """Where the bundle's rows have gone meanwhile, its record is to go, too: it may have been removed before."""
+    same = (
+        BundleRow.digest == row.digest,
+        BundleRow.state == row.state,
+        BundleRow.recorded_at.is_not_distinct_from(row.recorded_at),
+        BundleRow.sealed_at.is_not_distinct_from(row.sealed_at),
+    )
+    values = {"recorded_at": now, "sealed_at": now}
+    done = session.execute(update(BundleRow).where(*same).values(values), execution_options=_QUIETLY)
+    if done.rowcount == 0 and not forget_bundle_recorded(row.digest, session=session):
+        begin_forgetting([row.digest], session=session)
 
 
-def forget_bundle_recorded(digest: Digest, *, session: Session) -> None:
-    session.execute(
+def forget_bundle_recorded(digest: Digest, *, session: Session) -> bool:
+    """Its record is due again. False where there is no such bundle."""
+    done = session.execute(
         update(BundleRow).where(BundleRow.digest == digest).values(recorded_at=None), execution_options=_QUIETLY
     )
+    return bool(done.rowcount)
 
 
 def forget_tag_recorded(row: TagRow, *, session: Session) -> None:
@@ -50,27 +65,38 @@ def forget_tag_recorded(row: TagRow, *, session: Session) -> None:
 
 
 def mark_tag_recorded(row: TagRow, *, now: datetime, session: Session) -> None:
-    place = _place(row)
-    same = (TagRow.bundle == row.bundle, TagRow.moved_at == row.moved_at, TagRow.recorded_at.is_(None))
-    done = session.execute(update(TagRow).where(*place, *same).values(recorded_at=now), execution_options=_QUIETLY)
+    same = (
+        *_place(row),
+        TagRow.bundle == row.bundle,
+        TagRow.moved_at == row.moved_at,
+        TagRow.recorded_at.is_not_distinct_from(row.recorded_at),
+        TagRow.sealed_at.is_not_distinct_from(row.sealed_at),
+    )
+    values = {"recorded_at": now, "sealed_at": now}
+    done = session.execute(update(TagRow).where(*same).values(values), execution_options=_QUIETLY)
     if done.rowcount == 0:
         forget_tag_recorded(row, session=session)
 
 
 def begin_forgetting(bundles: Iterable[Digest], *, session: Session) -> None:
-    """Note, in the transaction that removes their rows, that their records are to go."""
+    """Note, in the transaction that removes their rows or sees that they are gone, that their records are to go."""
     for bundle in bundles:
-        if session.get(ForgottenRecordRow, bundle) is None:
-            session.add(ForgottenRecordRow(bundle=bundle))
-    session.flush()
+        note = secrets.token_hex(16)
+        again = update(ForgottenRecordRow).where(ForgottenRecordRow.bundle == bundle).values(note=note)
+        if session.execute(again, execution_options=_QUIETLY).rowcount == 0:
+            add_if_absent(ForgottenRecordRow(bundle=bundle, note=note), session)
 
 
-def forgotten_bundles(session: Session, *, limit: int) -> Sequence[Digest]:
-    return session.scalars(select(ForgottenRecordRow.bundle).order_by(ForgottenRecordRow.bundle).limit(limit)).all()
+def forgotten_bundles(session: Session, *, limit: int) -> Sequence[tuple[Digest, str]]:
+    """Each with its note, for `end_forgetting`."""
+    query = select(ForgottenRecordRow.bundle, ForgottenRecordRow.note).order_by(ForgottenRecordRow.bundle)
+    return [(bundle, note) for bundle, note in session.execute(query.limit(limit))]
 
 
-def end_forgetting(bundle: Digest, *, session: Session) -> None:
-    session.execute(delete(ForgottenRecordRow).where(ForgottenRecordRow.bundle == bundle))
+def end_forgetting(bundle: Digest, note: str, *, session: Session) -> None:
+    """Compare-and-set: where it was asked for again since `note` was read, the record is still to go."""
+    same = (ForgottenRecordRow.bundle == bundle, ForgottenRecordRow.note == note)
+    session.execute(delete(ForgottenRecordRow).where(*same), execution_options=_QUIETLY)
 
 
 def _place(row: TagRow) -> tuple[ColumnElement[bool], ...]:

@@ -21,7 +21,7 @@ def has_label(label: str, session: Session) -> bool:
     return bool(session.scalar(select(exists().where(TokenRow.label == label))))
 
 
-def delete_labelled(label: str, session: Session, *, but: str) -> None:
+def delete_labelled(label: str, session: Session, *, but: str = "") -> None:
     """Remove every token of this label, except that of the hash `but`."""
     session.execute(delete(TokenRow).where(TokenRow.label == label, TokenRow.hash != but))
 

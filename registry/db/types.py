@@ -41,7 +41,12 @@ class Plain(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else str.__str__(value).replace("\0", "\ufffd")
+        return None if value is None else plain(value)
+
+
+def plain(text: str) -> str:
+    """The text as a column keeps it."""
+    return str.__str__(text).replace("\0", "\ufffd")
 
 
 HEAD_CHARACTERS = 128

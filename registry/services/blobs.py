@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 import structlog
 from sqlalchemy.orm import Session
 
-from aot.errors import BlobMissing, BlobPending, Forbidden, InvalidInput, SizeMismatch
+from aot.errors import BlobMissing, BlobNotFound, BlobPending, Forbidden, InvalidInput, SizeMismatch
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
@@ -144,15 +144,21 @@ def upload_links(blobs: Iterable[Blob], store: BlobStore, *, expires_in: timedel
 def settle_upload(blob: Blob, *, store: BlobStore, sessions: Sessions, clock: Clock) -> bool:
     """Hash what has arrived of a pending blob. True when it is stored now.
 
-    Other bytes are removed, so that the next upload is not refused as present already. Several sweepers may be at it,
-    and an upload may arrive at any moment: whoever was slow must neither remove the right bytes that came meanwhile nor
-    count on bytes that another has removed. So each acts only on the row as it was before it began to read.
+    Other bytes, twice in a row, are removed, so that the next upload is not refused as present already. Several
+    sweepers may be at it, and an upload may arrive at any moment: whoever was slow must neither remove the right bytes
+    that came meanwhile nor count on bytes that another has removed. So each acts only on the row as it was before it
+    began to read.
     """
     with sessions.reading() as session:
         seen = rows.find_pending(blob.digest, session)
     if seen is None or size_in(store, blob) is None:
         return False
-    size, found = hash_in(store, blob)
+    try:
+        size, found = hash_in(store, blob)
+        if found != blob.digest.hex:
+            size, found = hash_in(store, blob)  # once more: a bad read is not a bad blob
+    except BlobNotFound:
+        return False  # another has removed it meanwhile
     if found == blob.digest.hex:
         whole = Blob(digest=blob.digest, size_bytes=size)
         with sessions.transaction() as session:

@@ -23,7 +23,8 @@ from registry.deps import Deps
 from registry.services import blobs
 
 MOST_A_PASS = 200
-# Hashing may take long, and a sweeper has more to do: what is left is the next pass's.
+# Hashing may take long, and a sweeper has more to do: what is not begun by then is the next pass's. A blob that was
+# begun is hashed whole.
 HEAL_SECONDS = 60.0
 # Removing is one request: whoever has not ended it by then has died.
 STUCK = timedelta(minutes=10)
@@ -64,7 +65,7 @@ def heal(deps: Deps, *, start: Digest | None = None) -> tuple[Digest, ...]:
     with deps.sessions.reading() as session:
         if not rows.any_damaged(session):
             return ()
-        lacking = rows.lacking_blobs(session, start=start or _anywhere(), limit=MOST_A_PASS)
+        lacking = rows.lacking_blobs(session, start=start or anywhere(), limit=MOST_A_PASS)
     until = time.monotonic() + HEAL_SECONDS
     for blob in lacking:
         blobs.settle_upload(blob, store=deps.store, sessions=deps.sessions, clock=deps.clock)
@@ -91,5 +92,6 @@ def _end_removals(deps: Deps) -> None:
             rows.end_removal(digest, since=now, session=session)
 
 
-def _anywhere() -> Digest:
+def anywhere() -> Digest:
+    """Where a pass over digests begins that cannot look at all of them."""
     return Digest(f"sha256:{secrets.token_hex(32)}")

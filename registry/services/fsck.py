@@ -6,6 +6,9 @@
     record     missing in the object store, not signed by a key of ours, or saying something else: written again
     index      of a bundle's guards, where it lacks some: made whole
 
+Where the first blobs are all missing and nothing could be read, it is the store that is not the right one: another
+bucket, a directory that is not mounted. Then nothing is taken out.
+
 Runs beside everything else; reads each blob whole, so it takes as long as the store takes to be read.
 """
 
@@ -16,7 +19,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from aot.errors import AotError, BlobNotFound, MalformedDocument, Unavailable
+from aot.errors import AotError, BlobNotFound, MalformedDocument, StorageUnavailable, Unavailable
 from aot.schema.digest import Digest
 from aot.schema.manifest import decode_manifest
 from aot.schema.spec import Blob
@@ -30,6 +33,8 @@ from registry.services import damage, guards, records
 
 AT_ONCE = 200
 CHUNK_BYTES = 1 << 20
+# So many missing blobs, and none read before them, are the store's fault.
+MOST_MISSING = 20
 _Found = TypeVar("_Found", Blob, BundleRow, TagRow)
 log = structlog.get_logger()
 
@@ -39,6 +44,7 @@ class Checked:
     """What was read, and what was wrong with it."""
 
     blobs: int = 0
+    read_blobs: int = 0
     read_bytes: int = 0
     bundles: int = 0
     damaged_blobs: dict[Digest, str] = field(default_factory=dict)
@@ -53,24 +59,43 @@ class Checked:
         return not (self.damaged_blobs or self.damaged_bundles or self.suspect_bundles)
 
 
-def fsck(deps: Deps, *, trusted: TrustedKeys) -> Checked:
+def fsck(deps: Deps, *, trusted: TrustedKeys, force: bool = False) -> Checked:
     """One pass over everything. `trusted`: keys that signed once and whose files are not here any more.
 
-    Raises StorageUnavailable when database or store cannot tell; what was found until then is in quarantine already.
+    `force`: take out what is missing also where nothing can be read. Raises StorageUnavailable when database or store
+    cannot tell, what was found until then is in quarantine already; and without `force` for a store that lacks the
+    first MOST_MISSING blobs, with nothing changed by that.
     """
     checked = Checked()
     checked.healed_bundles = damage.heal(deps)
-    _check_blobs(deps, checked)
+    _check_blobs(deps, checked, force=force)
     _check_bundles(deps, checked, keys=trusted | TrustedKeys.of(str(key.public) for key in deps.signing_keys))
     log.info("fsck", blobs=checked.blobs, bundles=checked.bundles, damaged=sorted(checked.damaged_blobs))
     return checked
 
 
-def _check_blobs(deps: Deps, checked: Checked) -> None:
+def _check_blobs(deps: Deps, checked: Checked, *, force: bool) -> None:
+    faults: dict[Digest, str] = {}  # held back until one blob was read
     for blob in _every(deps, rows.stored_blobs):
         checked.blobs += 1
         if reason := _fault(blob, deps, checked):
-            _quarantine(blob.digest, reason, deps, checked)
+            faults[blob.digest] = reason
+        if force or checked.read_blobs:
+            _quarantine_all(faults, deps, checked)
+        elif len(faults) == MOST_MISSING:
+            raise StorageUnavailable(
+                f"the object store lacks the first {MOST_MISSING} blobs, {min(faults)} among them; none could be read",
+                hint="is AOT_BLOB_URL the right bucket and prefix, or the directory mounted? "
+                "Nothing was taken out; where they are really gone: `fsck --force`",
+            )
+    _quarantine_all(faults, deps, checked)
+
+
+def _quarantine_all(faults: dict[Digest, str], deps: Deps, checked: Checked) -> None:
+    """Leaves `faults` empty."""
+    while faults:
+        digest = next(iter(faults))
+        _quarantine(digest, faults.pop(digest), deps, checked)
 
 
 def _every(
@@ -89,6 +114,7 @@ def _every(
 
 def _fault(blob: Blob, deps: Deps, checked: Checked) -> str:
     """Why the blob is not what it should be, empty where it is."""
+    first_read = True
     for _ in range(2):  # once more: a bad read is not a bad blob
         found = _hash(blob.digest, deps)
         if found is None:
@@ -96,6 +122,8 @@ def _fault(blob: Blob, deps: Deps, checked: Checked) -> str:
             continue
         size, digest = found
         checked.read_bytes += size
+        checked.read_blobs += first_read
+        first_read = False
         if digest == blob.digest and size == blob.size_bytes:
             return ""
         fault = f"the object store holds other bytes for {blob.digest}: {size} of {blob.size_bytes} bytes, {digest}"

@@ -14,6 +14,7 @@ from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
 from registry.db import guards as rows
 from registry.db.models import GuardRow
+from registry.db.types import plain
 
 INPUT = "input."
 SPOKEN = frozenset({"dtype", "device"})
@@ -30,6 +31,8 @@ def rows_of(bundle: Digest, manifest: Manifest) -> list[GuardRow]:
             (INPUT + guard.kind, (guard.value or "")[:LONGEST] if guard.kind in SPOKEN else "")
             for guard in artifact.input_guards
         }
+    # As the columns keep them: two that differ in what is replaced are one row.
+    found = {(plain(kind), plain(value)) for kind, value in found}
     return [GuardRow(bundle=bundle, kind=kind, value=value) for kind, value in sorted(found)]
 
 

@@ -1,9 +1,9 @@
 """Records: the account of bundles and tags that lies beside the bytes, so that `reindex` can make SQL again.
 
 Rows are written first, their record after the commit; `recorded_at` is None in between, so whatever a crash or a store
-that is away leaves out is written by the sweeper. A record holds what cannot be read from the manifest: envelope, state
-and times. Pushed bundles have none before they are proven. A record whose bundle has expired is removed after the
-commit, too, and what is left out is on a list (`forget_due`).
+that is away leaves out is written by the sweeper, as is what a version wrote that did not sign (`sealed_at`). A record
+holds what cannot be read from the manifest: envelope, state and times. Pushed bundles have none before they are proven.
+A record whose bundle has expired is removed after the commit, too, and what is left out is on a list (`forget_due`).
 
 Records are signed by the registry (DSSE, as a bundle's statement is, under types of their own): whoever can write to
 the bucket can neither bring back what was withdrawn nor move a tag by his own word. He can still destroy records, and
@@ -99,10 +99,10 @@ def forget_due(deps: Deps) -> int:
     """
     with deps.sessions.reading() as session:
         due = rows.forgotten_bundles(session, limit=MOST_A_PASS)
-    for bundle in due:
+    for bundle, note in due:
         deps.records.delete(bundle_name(bundle))
         with deps.sessions.transaction() as session:
-            rows.end_forgetting(bundle, session=session)
+            rows.end_forgetting(bundle, note, session=session)
             # Published again meanwhile: the record that was removed may have been its new one.
             if find_bundle(bundle, session) is not None:
                 rows.forget_bundle_recorded(bundle, session=session)

@@ -160,7 +160,7 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite
         row.withdrawn_reason, row.replacement = record.withdrawn_reason, record.replacement
         # Its last use is not known: it counts from here, lest everything expire at once.
         row.used_at = deps.clock()
-        row.recorded_at = None if rewrite else row.used_at
+        row.recorded_at = row.sealed_at = None if rewrite else row.used_at
         row.damage = damage.of_missing(missing)
     return not missing
 
@@ -190,5 +190,5 @@ def _add_tag(tag: TagRecord, session: Session, *, rewrite: bool) -> str | None:
         return ""
     row = tag_rows.find_tag(place, session)
     if row is not None and not rewrite:
-        row.recorded_at = tag.moved_at
+        row.recorded_at = row.sealed_at = tag.moved_at
     return None

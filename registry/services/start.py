@@ -33,6 +33,8 @@ def prepare(deps: Deps) -> None:
             tokens.give(
                 deps.settings.admin_token, GIVEN_TOKEN, scopes=(Scope.ADMIN,), now=deps.clock(), session=session
             )
+        else:
+            tokens.end(GIVEN_TOKEN, session=session)
         if deps.settings.embedded or not deps.settings.admin_token:
             _ensure_first_token(deps, session)
 

@@ -38,7 +38,8 @@ from registry.storage.parts import TakesParts
 
 HASH_UPLOADS_FOR = timedelta(days=1)
 MOST_HASHED = 200
-# Leases are looked at between two passes: a pass must not take as long as one.
+# Leases are looked at between two passes, so no blob is begun after this. One that was begun is hashed whole: a pass
+# may take as long as reading the largest blob, and what runs out meanwhile waits for it or for another sweeper.
 HASH_SECONDS = 60.0
 MOST_EXPLAINED = 500
 KEEP_TOKENS = timedelta(days=1)
@@ -172,10 +173,11 @@ def _idle_workers(deps: Deps, session: Session) -> tuple[tuple[Profile, int], ..
     return tuple((profile, idle[name]) for name, profile in found.items() if profile is not None)
 
 
-def hash_uploads(deps: Deps) -> int:
+def hash_uploads(deps: Deps, *, start: Digest | None = None) -> int:
     """Hash what has arrived and no store has compared: blobs in parts, and all where the store does not do it.
 
-    Returns how many blobs are stored now. What is not hashed after HASH_SECONDS is the next pass's.
+    Returns how many blobs are stored now. A pass looks at MOST_HASHED, by digest from `start`, and begins none after
+    HASH_SECONDS; without `start` it begins anywhere, so that uploads which never arrive keep nobody from his turn.
     """
     smallest = -1
     if deps.store.enforces_checksum:
@@ -185,7 +187,11 @@ def hash_uploads(deps: Deps) -> int:
     now: datetime = deps.clock()
     with deps.sessions.reading() as session:
         pending = blob_rows.pending_blobs(
-            session, opened_since=now - HASH_UPLOADS_FOR, limit=MOST_HASHED, over_bytes=smallest
+            session,
+            opened_since=now - HASH_UPLOADS_FOR,
+            start=start or damage.anywhere(),
+            limit=MOST_HASHED,
+            over_bytes=smallest,
         )
     until = time.monotonic() + HASH_SECONDS
     settled: list[bool] = []

@@ -94,6 +94,11 @@ def give(secret: str, label: str, *, scopes: tuple[Scope, ...], now: datetime, s
     rows.add_token(row, session)
 
 
+def end(label: str, *, session: Session) -> None:
+    """Make true that there is no token of this label."""
+    rows.delete_labelled(label, session)
+
+
 def authenticate(secret: str, *, now: datetime, session: Session) -> Principal:
     """Raises Unauthenticated for a secret that is unknown or has expired, without saying which."""
     digest = _hash(secret)

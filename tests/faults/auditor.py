@@ -2,12 +2,14 @@
 
 builds    every accepted build has ended, once; no build has two bundles, or a bundle and another end
 bundles   every visible one is complete in the store, its bytes are those of its digests, a trusted key signed it
-orphans   after the grace period, nothing is left in the store that no bundle names
+records   every visible bundle and every tag has one that says what its row says, signed by a trusted key
+orphans   after the grace period, nothing is left in the store that no bundle names, and no upload in parts is open
 """
 
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -19,10 +21,13 @@ from aot.schema.manifest import decode_manifest
 from aot.schema.state import BuildState, BundleState
 from aot.trust import TrustedKeys, verify
 from registry.clock import utc_now
-from registry.db.models import BuildRow, BundleRow
+from registry.db.models import BuildRow, BundleRow, TagRow
+from registry.db.records import RECORDED_STATES
 from registry.deps import Deps, build_deps
+from registry.services import records
 from registry.services.retention import retain
 from registry.settings import Settings
+from registry.storage.parts import TakesParts
 from tests.faults.backends import ACCESS, BUCKET, SECRET, ObjectStore
 from tests.faults.clients import Accepted
 from tests.faults.fleet import Fleet
@@ -47,6 +52,7 @@ class Auditor:
             self._builds(deps)
             self._ends_told()
             named = self._bundles(deps)
+            self._records(deps)
             self._orphans(deps, named)
         finally:
             deps.sessions.close()
@@ -97,6 +103,8 @@ class Auditor:
             if len(ends) > 1:
                 self.fleet.ledger.violated(f"build {build} ended twice: {sorted(ends)}")
         self.fleet.ledger.saw("auditor: ends told by replicas", len(told))
+        if not told:
+            self.fleet.ledger.violated("no replica told of any end: the comparison above has seen nothing")
 
     def _bundles(self, deps: Deps) -> set[str]:
         """Check what is visible; return the store's keys that bundles name."""
@@ -125,6 +133,27 @@ class Auditor:
                     self.fleet.ledger.violated(f"bundle {row.digest} is visible without the bytes of {blob.digest}")
         return named
 
+    def _records(self, deps: Deps) -> None:
+        while records.write_due(deps):
+            pass  # what the sweepers, which still run, would write next
+        with deps.sessions.reading() as session:
+            bundles = session.scalars(select(BundleRow).where(BundleRow.state.in_(RECORDED_STATES))).all()
+            tags = session.scalars(select(TagRow)).all()
+        for bundle in bundles:
+            self._record(records.bundle_name(bundle.digest), records.bundle_record(bundle), records.read_bundle, deps)
+        for tag in tags:
+            self._record(records.tag_name(tag), records.tag_record(tag), records.read_tag, deps)
+        self.fleet.ledger.saw("auditor: records verified", len(bundles) + len(tags))
+
+    def _record(self, name: str, wanted: object, read: Callable[..., object], deps: Deps) -> None:
+        try:
+            found = read(deps.records.find(name) or b"", keys=self.trusted)
+        except AotError as error:
+            self.fleet.ledger.violated(f"the record {name} does not verify: {error}")
+            return
+        if found != wanted:
+            self.fleet.ledger.violated(f"the record {name} says {found}, its row {wanted}")
+
     def _orphans(self, deps: Deps, named: set[str]) -> None:
         """Let the grace period pass, and see that what nobody names is gone and nothing else."""
         grace = deps.settings.grace_of_blobs + timedelta(minutes=1)
@@ -136,6 +165,9 @@ class Auditor:
             self.fleet.ledger.violated(f"{len(left)} orphans after the grace period, the first {min(left)}")
         if lost := named - after:
             self.fleet.ledger.violated(f"{len(lost)} blobs of bundles were deleted, the first {min(lost)}")
+        assert isinstance(deps.store, TakesParts)
+        if still := [upload.digest for upload in deps.store.part_uploads()]:
+            self.fleet.ledger.violated(f"{len(still)} uploads in parts are open, the first of {still[0]}")
         self.fleet.ledger.saw("auditor: orphans removed by retention", len(before - after))
 
 

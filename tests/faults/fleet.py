@@ -98,7 +98,8 @@ class Fleet:
 
     @staticmethod
     def blob_url(endpoint: str) -> str:
-        return f"s3://{BUCKET}/aot?endpoint={endpoint}&region=us-east-1"
+        # About half of what workers upload is larger, and goes in parts.
+        return f"s3://{BUCKET}/aot?endpoint={endpoint}&region=us-east-1&largest_put=30000"
 
     def url(self, replica: int) -> str:
         return f"http://127.0.0.1:{self.ports[replica % REPLICAS]}"

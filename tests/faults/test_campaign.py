@@ -35,6 +35,8 @@ def test_nothing_is_lost_doubled_or_handed_out_wrong_while_everything_is_killed(
     assert ledger.violations == []
     assert sum(ledger.faults.values()) >= 5
     assert ledger.outcomes["auditor: builds published"] > 0
+    assert ledger.outcomes["auditor: ends told by replicas"] > 0
+    assert ledger.outcomes["auditor: records verified"] > 0
     assert ledger.outcomes["pod: bundles fetched, verified and hashed again"] > 0
 
 

@@ -8,6 +8,7 @@ import pytest
 from aot.compile.headers import SharedCaches
 from aot.compile.tuned import TuningStore
 from aot.schema.artifact import Kernel
+from aot.schema.names import Namespace
 from aot.schema.recipe import Recipe
 from tests.integration import compiled as builds
 
@@ -39,11 +40,12 @@ def test_only_the_layers_that_changed_are_tuned_again(tmp_path: Path) -> None:
 
     first, _ = tuned_kernels(tmp_path / "first", caches, width=96)
     assert len(first) == 3 and not any(kernel.reused for kernel in first)
-    known = len(TuningStore(caches, builds.here()).read())
+    store = TuningStore(caches, builds.here(), Namespace("default"))
+    known = len(store.read())
     assert known >= 3
 
     second, warnings = tuned_kernels(tmp_path / "second", caches, width=160)
     assert [kernel.reused for kernel in second] == [True, False, False]
     assert (second[0].choice, second[0].best_us) == (first[0].choice, first[0].best_us)
     assert "1 of 3 tuned kernels as earlier builds have measured them" in warnings
-    assert len(TuningStore(caches, builds.here()).read()) >= known + 2
+    assert len(store.read()) >= known + 2

@@ -226,7 +226,7 @@ def test_blobs_that_never_come_back_keep_nobody_from_his_turn(service: Service, 
     assert len(damage.heal(service.deps, start=files[4])) == 1
     service.upload([blob_of(files[0])])
     assert len(damage.heal(service.deps, start=files[3])) == 1  # the order goes round: 3, then 0
-    starts = {damage._anywhere() for _ in range(20)}
+    starts = {damage.anywhere() for _ in range(20)}
     assert len(starts) == 20
 
 

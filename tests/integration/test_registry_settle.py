@@ -10,7 +10,7 @@ from aot.schema.names import Namespace
 from aot.schema.state import BlobState
 from aot.schema.wire.blobs import OpenUploadsRequest
 from registry.db.models import BlobRow
-from registry.services import blobs
+from registry.services import blobs, sweep
 from tests.builders import BYTES, a_blob, a_profile
 from tests.service import Service, a_service
 
@@ -114,3 +114,34 @@ def test_who_read_right_bytes_does_not_count_on_them_once_another_has_removed_by
     service.deps.store.while_read = others_remove
     assert not settle(service)
     assert (service.deps.store.content, state(service)) == ({}, BlobState.PENDING)
+
+
+def test_one_bad_read_removes_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(service, RIGHT)
+    right, reads = service.deps.store.open, []
+
+    def flaky(digest):
+        reads.append(digest)
+        return io.BytesIO(WRONG) if len(reads) == 1 else right(digest)
+
+    monkeypatch.setattr(service.deps.store, "open", flaky, raising=False)
+    assert settle(service)
+    assert (len(reads), state(service)) == (2, BlobState.STORED)
+
+
+def test_uploads_that_never_arrive_keep_nobody_from_his_turn(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older upload has arrived; a full pass of younger ones has not, and each of them is opened twice."""
+    put(service, RIGHT)
+    service.clock.advance(1)
+    never = tuple(a_blob(f"never {number}".encode()) for number in range(sweep.MOST_HASHED))
+    for namespace in ("default", "other"):
+        service.call("open_uploads", OpenUploadsRequest(namespace=Namespace(namespace), blobs=never))
+    digests = sorted((*(blob.digest for blob in never), a_blob(RIGHT).digest))
+    after = digests[(digests.index(a_blob(RIGHT).digest) + 1) % len(digests)]
+    assert sweep.hash_uploads(service.deps, start=after) == 0, "it is the last of the order, and one too many"
+    asked: list[str] = []
+    stat = service.deps.store.stat
+    monkeypatch.setattr(service.deps.store, "stat", lambda digest: asked.append(digest) or stat(digest), raising=False)
+    assert sweep.hash_uploads(service.deps, start=a_blob(RIGHT).digest) == 1
+    assert len(asked) == len(set(asked)) == sweep.MOST_HASHED
+    assert state(service) is BlobState.STORED

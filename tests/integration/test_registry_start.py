@@ -107,6 +107,15 @@ def test_a_given_token_is_the_administrators_and_the_one_before_ends(tmp_path: P
         principal(GIVEN, first)
 
 
+def test_a_given_token_ends_when_a_registry_starts_without_it(tmp_path: Path, database) -> None:
+    prepare(a_replica(tmp_path / "a", database, AOT_ADMIN_TOKEN=GIVEN))
+    without = a_replica(tmp_path / "a", database)
+    prepare(without)
+    with pytest.raises(Unauthenticated):
+        principal(GIVEN, without)
+    assert principal(without.settings.token_path.read_text().strip(), without).has(Scope.ADMIN)
+
+
 def test_a_given_token_that_could_do_less_before_is_the_administrators_now(tmp_path: Path, database) -> None:
     deps = a_replica(tmp_path / "a", database, AOT_ADMIN_TOKEN=GIVEN)
     with deps.sessions.transaction() as session:

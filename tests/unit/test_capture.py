@@ -16,15 +16,18 @@ from aot.capture.collect import MARK, collect, list_paths
 from aot.capture.command import run_command
 from aot.capture.entries import Entry, Kind, entry_of, kind_of
 from aot.capture.pins import TAG, effective_environment, key_tag, pins
+from aot.capture.prepare import Prepared
 from aot.capture.record import artifact_of, command_source, differences, require_level, saved_seconds, with_new
 from aot.capture.restore import MOST_DIRECTORIES, in_use, place_for, restore
 from aot.capture.roots import ROOTS, Evidence, variables_of
+from aot.capture.run import run_on
 from aot.capture.units import is_litter, used_of
 from aot.capture.watch import OpenWatch
 from aot.cli.capture import split_arguments
 from aot.errors import DigestMismatch, InvalidConfig, InvalidInput, InvalidProfile, LocalStorageFull, MalformedDocument
 from aot.schema.capability import Capability
 from aot.schema.digest import Digest
+from aot.schema.names import Reference
 from aot.select import select
 from tests.builders import a_manifest, a_node, a_profile, altered, an_environment
 
@@ -482,3 +485,39 @@ def test_a_command_without_a_name_and_a_name_without_a_command_are_refused() -> 
         split_arguments("python", ["x.py"], lock=None)
     with pytest.raises(InvalidInput, match="no command"):
         split_arguments("mini:v1", [], lock=None)
+
+
+def test_a_directory_that_vanishes_meanwhile_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, **{GRAPH: b"graph", "inductor/gone/one": b"x"})
+    listed = Path.iterdir
+
+    def iterdir(place: Path) -> object:
+        if place.name == "gone":
+            raise FileNotFoundError(place)
+        return listed(place)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert list_paths(tmp_path) == {GRAPH}
+
+
+def test_a_watch_goes_on_where_a_directory_has_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, **{GRAPH: b"graph"})
+    walked = list(os.walk(tmp_path))
+    gone = (str(tmp_path / "gone"), [], [])
+    monkeypatch.setattr("aot.capture.watch.os.walk", lambda _: iter([walked[0], gone, *walked[1:]]))
+    watch = OpenWatch(tmp_path)
+    assert watch.works
+    (tmp_path / GRAPH).read_bytes()
+    assert watch.finish() == {GRAPH}
+
+
+def test_a_directory_that_cannot_be_listed_costs_neither_the_start_nor_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_: Path) -> frozenset[str]:
+        raise OSError("stale")
+
+    monkeypatch.setattr("aot.capture.run.list_paths", lost)
+    prepared = Prepared(Reference.parse("default/mini:v1"), host(), write(tmp_path / "place", **{GRAPH: b"graph"}))
+    ran = run_on(prepared, ["/bin/sh", "-c", "exit 9"], environ={})
+    assert (ran.code, ran.account) == (9, None)

@@ -1,15 +1,17 @@
 """The proof of captured caches: a worker runs the command itself, and what it wrote is what goes live."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from aot.capture import again as proving
 from aot.capture.again import recapture
 from aot.capture.pins import effective_environment
 from aot.capture.publish import Making, stage
 from aot.config import whole_environ
 from aot.environment import observe_environment
-from aot.errors import InvalidProfile, InvalidSpec, QualificationFailed
+from aot.errors import InvalidInput, InvalidProfile, InvalidSpec, QualificationFailed
 from aot.keys import changes_between, factors_of
 from aot.pipeline.build import Staged
 from aot.pipeline.profiles import observe_profiles
@@ -115,3 +117,64 @@ def test_a_capture_for_the_profile_of_another_level_is_refused(tmp_path: Path) -
     making = Making(Reference.parse("default/toy:v1"), ("true",), other, effective, environ, "me", tmp_path / "none")
     with pytest.raises(InvalidProfile, match="x86-64-v2"):
         stage(making, source=None)
+
+
+def test_a_second_run_that_looks_into_no_cache_is_not_proven(tmp_path: Path) -> None:
+    tree = a_tree(tmp_path / "tree")
+    pushed = a_capture(tmp_path, tree, source=tree).manifest
+    program = (tree / "program.py").read_text().replace("path.read_bytes()", "pass")
+    (tree / "program.py").write_text(program)
+    with pytest.raises(QualificationFailed, match="found 0 of 1 graphs"):
+        again(pushed, tree, tmp_path / "worker")
+
+
+def test_a_proof_that_could_not_be_watched_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = a_tree(tmp_path / "tree")
+    pushed = a_capture(tmp_path, tree, source=tree).manifest
+    monkeypatch.setattr("aot.capture.capture.OpenWatch.finish", lambda self: None)
+    with pytest.raises(QualificationFailed, match="found an unknown number of 1 graphs"):
+        again(pushed, tree, tmp_path / "worker")
+
+
+@pytest.mark.parametrize("variable", ["HOME", "TMPDIR"])
+def test_each_run_of_a_proof_has_places_of_its_own(tmp_path: Path, variable: str) -> None:
+    tree = a_tree(tmp_path / "tree")
+    pushed = a_capture(tmp_path, tree, source=tree).manifest
+    left = f"left = pathlib.Path(os.environ[{variable!r}], 'left')\nassert not left.exists()\nleft.write_text('x')\n"
+    with (tree / "program.py").open("a") as file:
+        file.write(left)
+    assert faults_of(again(pushed, tree, tmp_path / "worker")) == ()
+
+
+def test_a_program_is_the_one_that_was_named_or_none(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "bin").mkdir(parents=True)
+    for place in (tree / "bin" / "true", tmp_path / "outside"):
+        place.write_text("#!/bin/sh\n")
+        place.chmod(0o755)
+    environ = {"PATH": "/usr/bin:/bin"}
+    for name in ("python", "python3", "python3.11", "/elsewhere/bin/python3"):
+        assert proving._program(name, environ, tree) == sys.executable
+    assert proving._program("./bin/true", environ, tree) == str(tree / "bin" / "true")
+    assert proving._program("bin/true", environ, tree) == str(tree / "bin" / "true")
+    assert Path(proving._program("true", environ, tree)).parent in (Path("/usr/bin"), Path("/bin"))
+    for name in ("/nowhere/true", "other/true", "python-config-of-none", "pythonx"):
+        with pytest.raises(InvalidInput, match="has no program"):
+            proving._program(name, environ, tree)
+    (tree / "link").symlink_to(tmp_path / "outside")
+    for name in ("../outside", "./link"):
+        with pytest.raises(InvalidInput, match="outside of the tree"):
+            proving._program(name, environ, tree)
+
+
+def test_what_could_never_go_live_is_not_written_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command would run for hours, and its entries stay pending for ever."""
+    from aot.cli.capture import run_command_on
+
+    for name, value in (("AOT_OFFLINE", "1"), ("AOT_CACHE_DIR", str(tmp_path / "cache")), ("HOME", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    command = ["/bin/sh", "-c", f"touch {tmp_path}/started; exit 7"]
+    with pytest.raises(InvalidInput, match="could not go live") as raised:
+        run_command_on("mini:v1", command, lock=None, bytecode=None, write_back=True)
+    assert "aot capture --source" in raised.value.hint and not (tmp_path / "started").exists()
+    assert run_command_on("mini:v1", command, lock=None, bytecode=None, write_back=False) == 7

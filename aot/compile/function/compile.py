@@ -3,9 +3,11 @@
 The only place of a build that knows this interface of torch (2.11 to 2.13, where it is marked experimental).
 """
 
+import pickle
 import re
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from aot.compile.program import Example, source_frame
 from aot.compile.shapes import Point
 from aot.compile.torch_inductor import Around, known_options, watch_tuning
 from aot.errors import AotError, SourceNotExportable
+from aot.runtime.fingerprint import code_in_fingerprint
 from aot.runtime.function import FUNCTION_FILE, LIBRARIES
 from aot.runtime.function_kernels import record_kernels
 from aot.schema.artifact import Kernel
@@ -74,12 +77,13 @@ def compile_function(
     Raises SourceNotExportable, with the source's own frame, for a graph break, a size that does not stay open and a
     guard that cannot be saved; BackendFailed with an excerpt of what the compiler said.
     """
-    started, guards = time.monotonic(), GuardLog()
+    started, guards = time.monotonic(), GuardLog(code_in_fingerprint(module))
     try:
         with watch_tuning(around_tuning) as tuning, record_kernels() as libraries:
             content, conditions = _compile(module, point, settings, guards)
     except Exception as error:
-        raise _translate(error, tree) from error
+        raise _translate(error, tree, guards.globals()) from error
+    guards.require_saved()
     files = [_write(into, FUNCTION_FILE, content)]
     files += [_write(into, f"{LIBRARIES}{name}.so", path.read_bytes()) for name, path in sorted(libraries.items())]
     return CompiledFunction(
@@ -144,8 +148,8 @@ def _write(directory: Path, path: str, content: bytes) -> str:
     return path
 
 
-def _translate(error: Exception, tree: Path | None) -> AotError:
-    """Return what an exception out of Dynamo means for the caller of a build."""
+def _translate(error: Exception, tree: Path | None, values: Sequence[str] = ()) -> AotError:
+    """Return what an exception out of Dynamo means for the caller of a build; `values` are the globals in guards."""
     if isinstance(error, AotError):
         return error
     from torch._dynamo import exc
@@ -154,6 +158,12 @@ def _translate(error: Exception, tree: Path | None) -> AotError:
     details = {"region": "", "exception": type(error).__name__, "frame": source_frame(error, tree)}
     text = first_lines(error)
     match error:
+        case exc.PackageError() | TypeError() | pickle.PicklingError() if values and _is_saving(error):
+            return SourceNotExportable(
+                f"a guard of the program cannot be saved, on the value of one of {', '.join(values)}: {text}",
+                hint="keep in globals what can be pickled, define classes at the top of their modules",
+                details={**details, "guards": list(values)},
+            )
         case exc.Unsupported():
             return SourceNotExportable(f"the program is not one graph: {text}", hint=_WAYS, details=details)
         case exc.PackageError():
@@ -177,3 +187,9 @@ def _translate(error: Exception, tree: Path | None) -> AotError:
     if isinstance(error, exc.TorchDynamoException) and not isinstance(error, exc.BackendCompilerFailed):
         return SourceNotExportable(f"Dynamo cannot trace the program: {text}", hint=_WAYS, details=details)
     return translate_failure(error, "")
+
+
+def _is_saving(error: Exception) -> bool:
+    """Whether an exception comes out of Dynamo's serialising of guards."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name in ("serialize_guards", "pickle_guards_state") for frame in frames)
