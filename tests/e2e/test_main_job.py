@@ -148,7 +148,9 @@ def test_a_pod_without_compilers_and_network_runs_it_as_eager_does(job: Job, tmp
     # On a busy machine the proof may have found eager the faster one at some size of so small a program.
     assert counters["calls"] == counters["compiled"] + counters["eager_won"] == 3
     assert counters["guard_misses"] == counters["failed"] == 0
-    assert report["after"]["eager"] == report["after"]["guard_misses"] == 1
+    after = report["after"]
+    assert after["guard_misses"] == 1
+    assert after["eager"] == after["guard_misses"] + after["eager_won"]
     assert all("8" in miss and "9" in miss for miss in report["misses"])
     assert report["compiler_modules"] == []
 
