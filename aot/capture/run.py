@@ -40,7 +40,7 @@ def run_on(prepared: Prepared, command: Sequence[str], *, environ: Mapping[str, 
         after = _listed(directory)
         if before is None or after is None:
             return Run(ended.code, None)
-        return Run(ended.code, account_of(prepared, directory, before, after, opened, ended.seconds), after - before)
+        return Run(ended.code, _account(prepared, directory, before, after, opened, ended.seconds), after - before)
 
 
 def lines_of(prepared: Prepared, run: Run, environ: Mapping[str, str]) -> list[str]:
@@ -85,7 +85,7 @@ def _listed(directory: Path) -> frozenset[str] | None:
         return None
 
 
-def account_of(
+def _account(
     prepared: Prepared,
     directory: Path,
     before: frozenset[str],
@@ -93,7 +93,6 @@ def account_of(
     opened: frozenset[str] | None,
     seconds: float,
 ) -> Account:
-    """Return what one run found and made in `directory`; `opened` is None where nobody could watch."""
     saved = saved_seconds(prepared.artifact) if prepared.artifact else None
     return account(
         directory,

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aot.capture.account import account
 from aot.capture.collect import list_paths
 from aot.capture.pins import TAG
 from aot.capture.prepare import Prepared, open_registry, prepare
-from aot.capture.run import Run, account_of, lines_of, receipt_of
+from aot.capture.record import saved_seconds
+from aot.capture.run import Run, lines_of, receipt_of
 from aot.capture.watch import OpenWatch
 from aot.config import Config, change_environ, whole_environ
 from aot.errors import AotError, NoCompatibleArtifact
@@ -80,7 +82,16 @@ def _account_at_exit(prepared: Prepared, config: Config, environ: dict[str, str]
             return
         opened, after = watch.finish(), list_paths(directory)
         seconds = time.monotonic() - began
-        counted = account_of(prepared, directory, before, after, opened, seconds)
+        saved = saved_seconds(prepared.artifact) if prepared.artifact else None
+        counted = account(
+            directory,
+            bundle=prepared.paths,
+            before=before,
+            after=after,
+            opened=opened,
+            seconds=seconds,
+            saved_seconds=saved,
+        )
         run = Run(0, counted, after - before)
         for line in lines_of(prepared, run, environ):
             log.log(logging.WARNING if counted.unused else logging.INFO, "aot: %s", line)
