@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +68,24 @@ def test_a_gpu_build_is_not_held_back_and_may_compile_in_parallel(tmp_path: Path
     assert "ATEN_CPU_CAPABILITY" not in env
     assert "LD_LIBRARY_PATH" in env
     assert "TORCHINDUCTOR_COMPILE_THREADS" not in env
+
+
+def test_all_processes_of_a_gpu_build_take_the_assembler_that_torch_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor's workers take it by themselves, and what they compile is found by none that takes Triton's."""
+    torch = tmp_path / "torch"
+    monkeypatch.setattr(
+        "aot.compile.layout.find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(torch)])
+    )
+    profile = a_profile(capability="cuda:sm_90", device=a_device())
+    assert "TRITON_PTXAS_PATH" not in a_layout(tmp_path).environment(Recipe(), profile)
+    assembler = torch / "bin/ptxas"
+    assembler.parent.mkdir(parents=True)
+    assembler.write_text("#!/bin/sh\n")
+    assembler.chmod(0o755)
+    assert a_layout(tmp_path).environment(Recipe(), profile)["TRITON_PTXAS_PATH"] == str(assembler)
+    assert "TRITON_PTXAS_PATH" not in a_layout(tmp_path).environment(Recipe(), a_profile())
 
 
 @pytest.fixture
