@@ -1,26 +1,28 @@
 """Makes the artifacts of one opened program: each region at each point of its coverage."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from aot.bundle.hashing import blob_of
-from aot.compile.constants import account_for, describe_parameters, save_lifted, wanted_constants
+from aot.compile.constants import Wanted, account_for, describe_parameters, save_lifted, wanted_constants
+from aot.compile.contest import Built, compare, untuned
 from aot.compile.cover import answered_ranges, left_over, narrow
 from aot.compile.export import Exported, export_point, sizes_from_one
-from aot.compile.guards import Described, describe
+from aot.compile.guards import describe
 from aot.compile.host import capability_of, host_guards, multiplies_float32, program_guards, route_facts
 from aot.compile.inductor import CompiledPackage, compile_package
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
-from aot.compile.options import inductor_settings, mode_notes
+from aot.compile.options import captures_graphs, inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters
 from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
 from aot.compile.tuned import TUNING_FILE, parse_measured
 from aot.compile.units import Unit, UnitPlanner
-from aot.errors import BackendFailed, SourceNotExportable
+from aot.errors import AotError, BackendFailed, SourceNotExportable
 from aot.facts import read_elf
 from aot.facts.versions import highest
 from aot.runtime.container import Container
@@ -36,6 +38,8 @@ from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase, RegionReport
 from aot.schema.spec import File
 
+# Where a tuned unit is built untuned as well, and the faster one kept. On a CPU only frozen weights are tuned for.
+CONTESTED = ("cuda", "rocm")
 MOST_PIECES = 3  # times that a left-over range is compiled again
 
 
@@ -133,6 +137,23 @@ class ArtifactMaker:
         return self._attempt(into, step, unit)
 
     def _attempt(self, into: Path, step: str, unit: Unit) -> tuple[Artifact, RegionReport, tuple[Point, ...]]:
+        built = self._build(into, step, unit, self._settings)
+        if built.tuned and self._job.profile.capability.family in CONTESTED:
+            built = self._contest(into, step, unit, built)
+        ranges = answered_ranges(unit.point, built.described)
+        narrowed = built.described.narrowed
+        conditions = tuple(one.text.removeprefix("only where ") for one in narrowed if not one.dimension)
+        if conditions:
+            more = f" and {len(conditions) - 1} more condition(s)" if len(conditions) > 1 else ""
+            self._warnings.append(f"{unit.label}, {unit.whole.label}: only where {conditions[0]}{more}")
+        # Regions of one coverage are told by equal coverages, so a condition of one of them is not part of it.
+        whole = narrow(unit.whole, ranges, constraints=() if unit.region else conditions)
+        artifact = self._record(unit, whole.coverage, built, self._program_guards(built.exported))
+        report = region_report(unit, whole.label, built.exported, built.package)
+        return artifact, report, tuple(left_over(unit.whole, ranges))
+
+    def _build(self, into: Path, step: str, unit: Unit, settings: Mapping[str, Any]) -> Built:
+        """Export and compile `unit` with `settings` into the new directory `into`."""
         parameters = forward_parameters(unit.module)
         into.mkdir(parents=True)
         with self._progress.phase(Phase.EXPORTING, step):
@@ -144,7 +165,7 @@ class ArtifactMaker:
             scratch = Path(self._job.build)
             package = compile_package(
                 exported,
-                self._settings,
+                settings,
                 region=unit.region,
                 into=into,
                 scratch=scratch,
@@ -152,19 +173,37 @@ class ArtifactMaker:
                     Phase.TUNING, f"{step}; kernel {kernel}, {candidates} candidates"
                 ),
             )
-            constants, saved = self._account(exported, unit, package)
+            wanted = {} if self._job.recipe.freeze else wanted_constants(exported, unit.module)
+            constants, saved = self._account(wanted, unit, package)
         described = describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
-        ranges = answered_ranges(unit.point, described)
-        conditions = tuple(one.text.removeprefix("only where ") for one in described.narrowed if not one.dimension)
-        if conditions:
-            more = f" and {len(conditions) - 1} more condition(s)" if len(conditions) > 1 else ""
-            self._warnings.append(f"{unit.label}, {unit.whole.label}: only where {conditions[0]}{more}")
-        # Regions of one coverage are told by equal coverages, so a condition of one of them is not part of it.
-        whole = narrow(unit.whole, ranges, constraints=() if unit.region else conditions)
-        guards = self._program_guards(exported)
-        artifact = self._record(unit, whole.coverage, described, package, constants, (*package.files, *saved), guards)
-        report = region_report(unit, whole.label, exported, package)
-        return artifact, report, tuple(left_over(unit.whole, ranges))
+        return Built(
+            exported=exported, package=package, described=described, constants=constants, wanted=wanted, saved=saved
+        )
+
+    def _contest(self, into: Path, step: str, unit: Unit, tuned: Built) -> Built:
+        """Return the faster of `tuned` and a build without tuning, with its files in `into`."""
+        job = self._job
+        if (settings := untuned(self._settings, job.recipe.options)) is None:
+            return tuned
+        beside = into.with_name(f"{into.name}-untuned")
+        try:
+            other = self._build(beside, f"{step}; untuned, to compare", unit, settings)
+            with self._progress.phase(Phase.TUNING, f"{step}; tuned against untuned"):
+                graphs = captures_graphs(job.recipe, job.profile)
+                device = job.profile.torch_device
+                times = compare(tuned, other, unit, device=device, graphs=graphs, frozen=job.recipe.freeze)
+        except (AotError, RuntimeError) as error:
+            # The tuned build is good by itself; that nothing was compared is said.
+            shutil.rmtree(beside, ignore_errors=True)
+            self._warnings.append(f"{unit.label}, {unit.whole.label}: tuned, not compared with untuned: {error}"[:500])
+            return tuned
+        self._warnings.append(f"{unit.label}, {unit.whole.label}: {times}")
+        if not times.untuned_wins:
+            shutil.rmtree(beside)
+            return tuned
+        shutil.rmtree(into)
+        beside.rename(into)
+        return replace(other, package=replace(other.package, directory=into))
 
     def _refuse(self, exported: Exported, unit: Unit) -> None:
         drawn = refuse_random(exported.program.graph_module, self._job.recipe, region=unit.region)
@@ -174,11 +213,10 @@ class ArtifactMaker:
             refuse_state(exported.mutated, region=unit.region)
 
     def _account(
-        self, exported: Exported, unit: Unit, package: CompiledPackage
+        self, wanted: Mapping[str, Wanted], unit: Unit, package: CompiledPackage
     ) -> tuple[tuple[ConstantMeta, ...], tuple[str, ...]]:
         if self._job.recipe.freeze:
             return (), ()
-        wanted = wanted_constants(exported, unit.module)
         family = self._job.profile.capability.family
         constants = account_for(asked_names(package.library, family), wanted, region=unit.region)
         return constants, save_lifted(constants, wanted, package.directory)
@@ -190,17 +228,8 @@ class ArtifactMaker:
             observe_process(), job.recipe, job.profile, settings=self._settings, multiplies=multiplies
         )
 
-    def _record(
-        self,
-        unit: Unit,
-        coverage: Coverage,
-        described: Described,
-        package: CompiledPackage,
-        constants: tuple[ConstantMeta, ...],
-        paths: tuple[str, ...],
-        guards: tuple[HostGuard, ...],
-    ) -> Artifact:
-        profile = self._job.profile
+    def _record(self, unit: Unit, coverage: Coverage, built: Built, guards: tuple[HostGuard, ...]) -> Artifact:
+        profile, package, described = self._job.profile, built.package, built.described
         elf = read_elf(package.library)
         cubins = [package.directory / path for path in package.files if path.endswith(".cubin")]
         capability = capability_of(profile, cubins)
@@ -213,13 +242,13 @@ class ArtifactMaker:
             route=Route.PACKAGE,
             capability=capability,
             coverage=coverage,
-            files=tuple(file_of(package.directory, path) for path in sorted(paths)),
+            files=tuple(file_of(package.directory, path) for path in sorted((*package.files, *built.saved))),
             host_guards=(*built_for, *guards),
             input_guards=described.input_guards,
             call=described.call,
             inputs=described.inputs,
             outputs=described.outputs,
-            constants=constants,
+            constants=built.constants,
             elf=elf,
             kernels=package.kernels,
             facts=self._facts(unit),

@@ -76,6 +76,13 @@ def built() -> tuple[Compiled, builds.Source]:
     return compiled, source
 
 
+def test_the_tuned_build_is_compared_with_an_untuned_one_on_the_card() -> None:
+    compiled, _ = built()
+    (said,) = [text for text in compiled.report.warnings if "us untuned" in text]
+    (artifact,) = compiled.artifacts
+    assert any(kernel.candidates > 1 for kernel in artifact.kernels) == said.endswith("the tuned build is kept")
+
+
 def test_kernels_are_files_of_their_own_for_this_architecture() -> None:
     compiled, _ = built()
     for artifact in compiled.artifacts:
