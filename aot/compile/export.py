@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aot.compile.program import Example, source_frame
+from aot.compile.program import Example, call_failed, first_lines, source_frame
 from aot.compile.region_inputs import AUTO
 from aot.compile.shapes import Point, Sizes
 from aot.compile.torch_export import extra_keywords
-from aot.errors import SourceNotExportable, SourceNotLoadable
+from aot.errors import SourceNotExportable
 from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.recipe import Dimension
 
@@ -93,12 +93,7 @@ def run_eagerly(module: "Module", example: Example, *, tree: Path | None) -> int
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             module(*args, **kwargs)
     except Exception as error:
-        raise SourceNotLoadable(
-            f"the module does not run on its example inputs: {type(error).__name__}: {first_lines(error)}",
-            hint="call the module with the factory's own args and kwargs first; every size that the recipe asks for "
-            "must work as well",
-            details={"exception": type(error).__name__, "frame": source_frame(error, tree)},
-        ) from error
+        raise call_failed(error, tree) from error
     finally:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
@@ -227,6 +222,11 @@ def make_constants_bindable(program: "ExportedProgram") -> frozenset[str]:
 
 def find_mutated(program: "ExportedProgram") -> frozenset[str]:
     """Return the buffers that a call writes into. A fresh export does not tell; the functionalized one does."""
+    from torch.export.graph_signature import InputKind
+
+    buffers = {one.arg.name for one in program.graph_signature.input_specs if one.kind is InputKind.BUFFER}
+    if not any(node.users for node in program.graph.nodes if node.op == "placeholder" and node.name in buffers):
+        return frozenset()  # nothing to write into, and tracing everything once more to see it takes its time
     return frozenset(program.run_decompositions({}).graph_signature.buffers_to_mutate.values())
 
 
@@ -256,8 +256,3 @@ def _operator_in_frames(error: BaseException) -> Any:
         found = next((values[name] for name in ("func", "op") if isinstance(values.get(name), OpOverload)), found)
         trace = trace.tb_next
     return found
-
-
-def first_lines(error: BaseException, count: int = 2) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return " ".join(lines[:count])[:400]

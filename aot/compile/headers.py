@@ -1,4 +1,5 @@
-"""What every build on one machine with one toolchain can share: C++'s precompiled headers, twelve seconds of work.
+"""What every build on one machine with one toolchain can share: C++'s precompiled headers, twelve seconds of work, what
+they come to when preprocessed, and the half of a wrapper that is the same for every program (aot.compile.interface).
 
 They are code to whoever compiles with them, so they are made by a child that runs no source but our own model, and
 later children see them read-only.
@@ -20,7 +21,7 @@ from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.profile import Profile
 
-_GENERATION = 1
+_GENERATION = 3
 _KEEP_SECONDS = 30 * 86400.0
 _ASK_SECONDS = 0.2
 

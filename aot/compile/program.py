@@ -189,6 +189,21 @@ def source_frame(error: BaseException, tree: Path | None) -> dict[str, Any]:
     return {}
 
 
+def call_failed(error: BaseException, tree: Path | None) -> SourceNotLoadable:
+    """Return what it means that a module raises `error` when it is called with its own example."""
+    return SourceNotLoadable(
+        f"the module does not run on its example inputs: {type(error).__name__}: {first_lines(error)}",
+        hint="call the module with the factory's own args and kwargs first; every size that the recipe asks for "
+        "must work as well",
+        details={"exception": type(error).__name__, "frame": source_frame(error, tree)},
+    )
+
+
+def first_lines(error: BaseException, count: int = 2) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return " ".join(lines[:count])[:400]
+
+
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:300]
 

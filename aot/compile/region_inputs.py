@@ -5,9 +5,10 @@ Used by `aot.compile.regions`.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aot.compile.program import Example
+from aot.compile.program import Example, call_failed
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -16,10 +17,13 @@ Pattern = tuple[Any, ...]
 AUTO = "*"  # a size that varies, by no named dimension alone
 
 
-def record_calls(module: "Module", example: Example, names: Sequence[str]) -> dict[str, list[Example]]:
+def record_calls(
+    module: "Module", example: Example, names: Sequence[str], *, tree: Path | None = None
+) -> dict[str, list[Example]]:
     """Call `module` with `example`, without gradients, and return every call of the submodules `names` in order.
 
-    Buffers that the call writes into get their values back.
+    Buffers that the call writes into get their values back. Raises SourceNotLoadable, with the frame in `tree`, when
+    the call fails.
     """
     import copy
 
@@ -34,6 +38,8 @@ def record_calls(module: "Module", example: Example, names: Sequence[str]) -> di
     try:
         with torch.no_grad():
             module(*args, **kwargs)
+    except Exception as error:
+        raise call_failed(error, tree) from error
     finally:
         for handle in handles:
             handle.remove()

@@ -8,6 +8,7 @@ rate) compute the same nonetheless. Whatever cannot be a region is left out with
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aot.compile.program import Example
@@ -211,7 +212,9 @@ def _rename(regions: Sequence[Region]) -> tuple[Region, ...]:
     return tuple(renamed)
 
 
-def capture_region_inputs(module: "Module", examples: Sequence[Example], regions: Sequence[Region]) -> Captured:
+def capture_region_inputs(
+    module: "Module", examples: Sequence[Example], regions: Sequence[Region], *, tree: Path | None = None
+) -> Captured:
     """Call `module` once with each of `examples`, and return what its regions were called with.
 
     Instances that are called with another structure, other constants or other forms of tensors become a region of
@@ -219,9 +222,10 @@ def capture_region_inputs(module: "Module", examples: Sequence[Example], regions
     with something that is neither a tensor nor a constant.
 
     With examples at two points of a coverage, `name_sizes` tells which sizes within belong to which dimension.
+    Raises SourceNotLoadable, with the frame in `tree`, when a call fails.
     """
     names = [name for region in regions for name in region.instances]
-    recorded = [record_calls(module, example, names) for example in examples]
+    recorded = [record_calls(module, example, names, tree=tree) for example in examples]
     split: list[tuple[Region, tuple[Example, ...]]] = []
     left_out: list[LeftOut] = []
     for region in regions:

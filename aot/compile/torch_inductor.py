@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aot.compile.torch_commands import compiler_commands
 from aot.compile.torch_tuned import measurements_written
 from aot.errors import BackendFailed
 from aot.schema.artifact import Kernel
@@ -66,9 +67,18 @@ def pin_instruction_set(capability: Capability) -> str:
             hint="use a torch release from 2.11 to 2.13",
             details={"backend": "inductor"},
         )
+    if name == "VecAMX":
+        # Linux gives the registers to a process that asks; Inductor asks while it probes, and tuning runs candidates.
+        _ask_for_tiles()
     chosen = [_always(getattr(cpu_vec_isa, name))] if name else []
     cpu_vec_isa.valid_vec_isa_list = lambda: chosen
     return str(chosen[0]) if chosen else "scalar"
+
+
+def _ask_for_tiles() -> None:
+    from aot.runtime.tiles import ask_for_tiles
+
+    ask_for_tiles()
 
 
 def _always(base: type) -> Any:
@@ -170,7 +180,7 @@ def compile_program(program: Any, package: Path, settings: dict[str, Any]) -> No
     # nothing of sizes, and files that exist are not written again: the second bucket would get the first's code.
     for earlier in Path(cache_dir()).glob(f"*/{settings.get('aot_inductor.model_name_for_generated_files')}.*"):
         earlier.unlink()
-    with torch.no_grad():
+    with torch.no_grad(), compiler_commands():
         aoti_compile_and_package(program, package_path=str(package), inductor_configs=dict(settings))
 
 

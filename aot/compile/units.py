@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aot.compile.dimensions import Size
-from aot.compile.export import run_eagerly
 from aot.compile.program import Program
 from aot.compile.region_inputs import name_sizes
 from aot.compile.regions import LeftOut, capture_region_inputs, confirm_regions, survey_regions
@@ -74,9 +73,8 @@ class UnitPlanner:
         if other := other_sizes(whole.ranged, at[0]):
             at.append({**at[0], **other})
             examples.append(resize(whole.example, whole.sizes, at[1]))
-        for example in examples:
-            run_eagerly(module, example, tree=self._tree)
-        captured = confirm_regions(module, capture_region_inputs(module, examples, self._regions))
+        captured = capture_region_inputs(module, examples, self._regions, tree=self._tree)
+        captured = confirm_regions(module, captured)
         self._note(captured.left_out)
         return tuple(
             Unit(

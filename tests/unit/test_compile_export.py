@@ -80,6 +80,31 @@ def test_dynamic_true_opens_every_size_that_the_program_allows() -> None:
     assert input_value.shape[1] == 4
 
 
+def test_only_a_program_that_reads_a_buffer_is_traced_again_to_see_what_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("unused", torch.zeros(()))
+            self.counts = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + (self.calls.add_(1) if self.counts else 0)
+
+    traced: list[object] = []
+    again = torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(
+        torch.export.ExportedProgram, "run_decompositions", lambda self, table: traced.append(1) or again(self, table)
+    )
+    module = Counting().eval()
+    for module.counts, found, times in ((False, set(), 0), (True, {"calls"}, 1)):
+        (point,) = plan_points(Program(module=module, examples=(Example((torch.ones(2, 4),), {}),)), PLAIN)
+        assert export_point(module, point, region="", tree=None).mutated == found
+        assert len(traced) == times
+
+
 def test_sizes_from_one_are_kept_open_where_asked() -> None:
     from torch.fx.experimental import _config
 

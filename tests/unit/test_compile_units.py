@@ -73,6 +73,15 @@ def test_repeated_blocks_are_one_unit_with_the_sizes_of_its_calls() -> None:
     assert unit.point.coverage == point.coverage
 
 
+def test_the_program_is_run_once_at_each_of_two_points_to_find_its_regions() -> None:
+    program, runs = a_program(), []
+    (point,) = plan_points(program, Recipe())
+    planner = plan(program)
+    program.module.forward = lambda ids: runs.append(tuple(ids.shape)) or Stack.forward(program.module, ids)
+    planner.units_at(point)
+    assert len(runs) == 2 and runs[0] == (3, 4) and runs[0] != runs[1]
+
+
 def test_a_block_that_takes_keywords_of_no_name_is_exported_with_open_sizes() -> None:
     program = a_program()
     (point,) = plan_points(program, Recipe())
