@@ -33,7 +33,7 @@ from tests.builders import (
     manifest_text,
 )
 from tests.kernel_builders import a_kernel_manifest
-from tests.route_builders import a_bytecode_manifest, a_function_manifest
+from tests.route_builders import a_bytecode_manifest, a_capture_manifest, a_capture_source, a_function_manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -95,6 +95,8 @@ def documents() -> dict[str, Any]:
         "manifest-kernel": a_kernel_manifest(),
         "manifest-bytecode": a_bytecode_manifest(),
         "manifest-function": a_function_manifest(),
+        "manifest-capture": a_capture_manifest(),
+        "manifest-capture-union": a_capture_manifest(a_capture_source(union_of=BUNDLE)),
         "envelope": ENVELOPE,
         "selection": a_selection(),
         "environment": an_environment(),

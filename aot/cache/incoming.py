@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from aot.cache.faults import cache_error
 from aot.cache.locks import try_lock
+from aot.cache.renames import rename_into
 from aot.errors import DigestMismatch, SizeMismatch
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
@@ -59,7 +60,7 @@ class Incoming:
         self._file.flush()
         self.path.chmod(0o444)
         final.parent.mkdir(parents=True, exist_ok=True)
-        self.path.rename(final)
+        rename_into(self.path, final, is_whole=lambda: _holds(final, self.blob))
 
     def discard(self) -> None:
         """Close the file, and remove it where it never got its name."""
@@ -100,6 +101,14 @@ def sweep_incoming(root: Path) -> None:
             with path.open("rb") as file:
                 if try_lock(file.fileno()):
                     path.unlink()
+
+
+def _holds(final: Path, blob: Blob) -> bool:
+    try:
+        with final.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == blob.digest.hex
+    except OSError:
+        return False
 
 
 def _temporary(root: Path, digest: Digest) -> tuple[Path, BinaryIO]:

@@ -14,6 +14,7 @@ from aot.cache import documents
 from aot.cache.documents import RememberedTag
 from aot.cache.holds import Hold
 from aot.cache.locks import locked
+from aot.cache.renames import unless_stale
 from aot.errors import DigestMismatch, InvalidConfig, LocalStorageFull
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
@@ -184,9 +185,13 @@ class LocalCache:
 
 def _digest_of(path: Path) -> Digest:
     try:
-        with path.open("rb") as file:
-            return Digest("sha256:" + hashlib.file_digest(file, "sha256").hexdigest())
+        return unless_stale(lambda: _hash(path))
     except OSError as error:
         raise InvalidConfig(
             f"could not read {path}: {error.strerror or error}", hint="check the permissions of AOT_CACHE_DIR"
         ) from error
+
+
+def _hash(path: Path) -> Digest:
+    with path.open("rb") as file:
+        return Digest("sha256:" + hashlib.file_digest(file, "sha256").hexdigest())

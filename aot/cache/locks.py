@@ -29,8 +29,10 @@ def locked(path: Path, *, wait_seconds: float, shared: bool = False, remove: boo
             if remove:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            locks.unlock(descriptor)
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                locks.unlock(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -76,7 +78,7 @@ def _acquire(path: Path, deadline: float, *, shared: bool) -> int | None:
         if held and _still_names(path, descriptor):
             return descriptor
         os.close(descriptor)
-        if not held:
+        if not held or time.monotonic() >= deadline:
             return None
 
 
@@ -95,5 +97,5 @@ def _still_names(path: Path, descriptor: int) -> bool:
     # The holder before us may have removed the file: a lock on what no longer has a name excludes nobody.
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
+    except OSError:  # gone, or on a network file system a stale handle, which is the same
         return False

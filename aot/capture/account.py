@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aot.capture.collect import repeats
 from aot.capture.entries import Kind, graph_of, graphs_of, kind_of
 from aot.capture.units import unit_of
 
@@ -68,6 +69,7 @@ def account(
 ) -> Account:
     """Return the account of a run from the files `before`, `bundle` restored among them, to the files `after`."""
     new = after - before
+    new -= repeats(directory, new, before)
     compiled = graphs_of(new)
     looked_up = frozenset(
         key for path in opened or () if path in before and (key := graph_of(path)) is not None and key not in compiled

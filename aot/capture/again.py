@@ -16,6 +16,7 @@ from aot.capture.capture import Captured, capture
 from aot.capture.command import Ended
 from aot.capture.pins import effective_environment
 from aot.capture.record import artifact_of, require_level
+from aot.capture.union import Base, entries_of, with_bases
 from aot.environment import observe_environment
 from aot.errors import CompileStopped, InvalidInput, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
@@ -23,6 +24,7 @@ from aot.proof import RECAPTURED
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, run_child
 from aot.sandbox.exit import ExitKind
 from aot.sandbox.limits import Limits
+from aot.schema.artifact import Artifact
 from aot.schema.manifest import Manifest
 from aot.schema.report import Qualification
 from aot.schema.spec import CommandSource
@@ -40,11 +42,14 @@ def recapture(
     sandbox: Bubblewrap | None,
     devices: Sequence[Path],
     builder: str,
+    bases: Sequence[Base] = (),
     on_event: OnEvent,
     should_stop: ShouldStop,
 ) -> Staged:
     """Run the command of `pushed` on empty caches, and again on what that left; stage the bundle of these entries.
 
+    A manifest without artifacts asks for a first capture: the proof is the same. Of a union the caches hold the `bases`
+    when the command begins, and keep them.
     Raises QualificationFailed where the command fails here, or a second run compiles a graph again; CompileStopped.
     """
     source = pushed.spec.source
@@ -53,7 +58,7 @@ def recapture(
     scratch.mkdir(parents=True, exist_ok=True)
     environ = {**pushed.spec.recipe.environment, **_environ(scratch / "run-0")}
     started = itertools.count()
-    effective = effective_environment(observe_environment(), environ)
+    effective = effective_environment(observe_environment(), environ, command=source.command)
     on_event({"phase": "qualifying", "step": "running the command"})
 
     def run(command: Sequence[str], wanted: Mapping[str, str]) -> Ended:
@@ -71,7 +76,8 @@ def recapture(
 
     try:
         require_level(pushed.profile, effective)
-        made = capture(source.command, environ=environ, effective=effective, scratch=scratch / "caches", run=run)
+        into, base = scratch / "caches", entries_of(bases)
+        made = capture(source.command, environ=environ, effective=effective, scratch=into, base=base, run=run)
     except InvalidInput as error:
         raise QualificationFailed(
             f"the command cannot be captured on this worker: {error.message}",
@@ -79,15 +85,19 @@ def recapture(
             details={"failures": [_tail(scratch)]},
         ) from error
     artifact = artifact_of(made.collected, pushed.profile, effective, environ=environ, seconds=made.seconds)
-    proven = msgspec.structs.replace(
+    proven = _proven(pushed, with_bases(artifact, bases), made, builder=builder)
+    return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=made.collected.paths).directory)
+
+
+def _proven(pushed: Manifest, artifact: Artifact, made: Captured, *, builder: str) -> Manifest:
+    by = pushed.provenance.builder
+    by = f"{by}, captured again by {builder}" if by else builder
+    return msgspec.structs.replace(
         pushed,
         artifacts=(artifact,),
         qualification=_proof(pushed, made),
-        provenance=msgspec.structs.replace(
-            pushed.provenance, builder=f"{pushed.provenance.builder}, captured again by {builder}"
-        ),
+        provenance=msgspec.structs.replace(pushed.provenance, builder=by),
     )
-    return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=made.collected.paths).directory)
 
 
 def _proof(pushed: Manifest, made: Captured) -> Qualification:
@@ -158,7 +168,8 @@ def _program(name: str, environ: Mapping[str, str], tree: Path) -> str:
         return sys.executable
     hint = "name one of the tree by ./NAME, one that every worker has, or python"
     if "/" not in name:
-        found = shutil.which(name, path=environ.get("PATH"))
+        # `torchrun` and its like belong to this interpreter; another one's would run the command with other libraries.
+        found = shutil.which(name, path=f"{Path(sys.executable).parent}:{environ.get('PATH', '')}")
         if found is None:
             raise InvalidInput(f"this worker has no program {name}", hint=hint)
         return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from aot.capture.account import Account, account
 from aot.capture.collect import Collected, collect, list_paths
 from aot.capture.command import Ended, run_command
+from aot.capture.entries import graphs_of
 from aot.capture.pins import pins
 from aot.capture.restore import restore
 from aot.capture.roots import ROOTS
@@ -20,6 +21,7 @@ from aot.capture.watch import OpenWatch
 from aot.errors import InvalidInput
 from aot.schema.environment import Environment
 
+NOTHING = Collected((), {})
 Runner = Callable[[Sequence[str], Mapping[str, str]], Ended]
 
 # Nothing of the directory goes into what is compiled, so that equal kernels have equal bytes wherever they were made;
@@ -50,26 +52,36 @@ def capture(
     effective: Environment,
     scratch: Path,
     again: bool = True,
+    base: Collected = NOTHING,
     run: Runner = lambda command, environ: run_command(command, environ=environ, stdout=2),
 ) -> Captured:
-    """Run `command`, twice with `again`, and return the entries to keep.
+    """Run `command`, twice with `again`, and return the entries to keep: those of `base`, which it runs on, all.
 
     `effective` is the host as the command uses it; what that says goes to stderr. Raises InvalidInput where it fails or
-    leaves nothing.
+    leaves nothing, nothing new with a `base`.
     """
     first = scratch / "first"
     compiler = _write_compiler(scratch / "bin", first, environ)
+    restore(base.entries, base.paths, into=first)
+    known = list_paths(first)
     cold = _run(command, first, environ=environ, effective=effective, run=run, path=compiler)
     found = list_paths(first)
+    if known and not graphs_of(found - known):
+        raise InvalidInput(
+            f"{command[0]} compiles no graph that is not there already",
+            hint="what only other traffic makes is captured by a command that makes that traffic",
+        )
     if not found:
         raise InvalidInput(
             f"{command[0]} left nothing in any of the caches {', '.join(root.variable for root in ROOTS)}",
             hint="does it compile anything? a program that sets these variables itself cannot be captured",
         )
-    everything = collect(first, scratch=scratch / "first-entries")
+    everything = collect(first, scratch=scratch / "first-entries", as_found=known)
     if not again:
         return Captured(everything, (cold.seconds, None), None, 0)
-    return _again(command, everything, cold, environ=environ, effective=effective, scratch=scratch, run=run)
+    return _again(
+        command, everything, cold, known=known, environ=environ, effective=effective, scratch=scratch, run=run
+    )
 
 
 def _again(
@@ -77,6 +89,7 @@ def _again(
     everything: Collected,
     cold: Ended,
     *,
+    known: frozenset[str],
     environ: Mapping[str, str],
     effective: Environment,
     scratch: Path,
@@ -93,8 +106,8 @@ def _again(
     after = list_paths(second)
     counted = account(second, bundle=before, before=before, after=after, opened=opened, seconds=warm.seconds)
     # What the second run compiled is kept beside what it found: a third may find it. Without a watch all is.
-    kept = after if opened is None else used_of(before, opened) | (after - before)
-    collected = collect(second, scratch=scratch / "second-entries", only=kept)
+    kept = after if opened is None else used_of(before, opened) | (after - before) | known
+    collected = collect(second, scratch=scratch / "second-entries", only=kept, as_found=before)
     return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept))
 
 

@@ -2,7 +2,8 @@
 
 A bundle of the route `cache` lists them as its files: `inductor/fxgraph/ab/<key>/<name>`, `triton/<key>/<file>`. The
 first part of a path is the name of a cache root (`aot.capture.roots`), so it says where a restore puts the file, and
-the kind follows from the path alone: nothing of an entry is unpickled or run to tell what it is.
+the kind follows from the path alone: nothing of an entry is unpickled or run to tell what it is. A server that moves
+torch's caches below a root of its own has the same entries there.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
+from aot.cache.renames import unless_stale
 from aot.schema.digest import Digest
 from aot.schema.spec import File
+
+_OWN = ("inductor", "triton")
+_MOVED = {"inductor_cache": "inductor", "triton_cache": "triton"}
 
 
 class Kind(StrEnum):
@@ -58,7 +63,7 @@ def entry_of(file: File) -> Entry:
 
 def kind_of(path: str) -> Kind:
     """Return what torch and Triton keep under that path (torch/_inductor/codecache.py, triton/runtime/cache.py)."""
-    match path.split("/"):
+    match within_caches(path)[1]:
         case ["inductor", "fxgraph", _, _, _]:
             return Kind.FXGRAPH
         case ["inductor", "aotautograd", _, _]:
@@ -78,10 +83,28 @@ def kind_of(path: str) -> Kind:
     return Kind.FILE
 
 
+def within_caches(path: str) -> tuple[str, list[str]]:
+    """Return a path as torch or Triton has it, from `inductor` or `triton` on, and below what a server has put it.
+
+    vLLM and what follows it name the directories `inductor_cache` and `triton_cache`, one for each rank
+    (vllm/compilation/compiler_interface.py); compiled graphs are recognised below any name.
+    """
+    parts = path.split("/")
+    if parts[0] in _OWN:
+        return "", parts
+    for index, part in enumerate(parts[:-1]):
+        if index and part in _MOVED:
+            return "/".join(parts[: index + 1]), [_MOVED[part], *parts[index + 1 :]]
+        if index and part in ("fxgraph", "aotautograd"):
+            return "/".join(parts[:index]), ["inductor", *parts[index:]]
+    return "", parts
+
+
 def graph_of(path: str) -> str | None:
-    match path.split("/"):
+    below, parts = within_caches(path)
+    match parts:
         case ["inductor", "fxgraph", _, key, *_]:
-            return key
+            return f"{below}/{key}" if below else key
     return None
 
 
@@ -96,7 +119,7 @@ def walk(directory: Path) -> Iterator[tuple[str, Path]]:
     What vanishes meanwhile, as other processes' temporary files do, is not there.
     """
     try:
-        found = sorted(directory.iterdir())
+        found = sorted(unless_stale(lambda: list(directory.iterdir())))
     except (FileNotFoundError, NotADirectoryError):
         return
     for place in found:

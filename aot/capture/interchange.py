@@ -13,7 +13,7 @@ import msgspec
 
 from aot.bundle import write_bundle
 from aot.bundle.assemble import assemble
-from aot.capture.collect import Collected, collect
+from aot.capture.collect import Collected, collect, list_paths
 from aot.capture.megacache import Saved, SavedKind, entry_at, join, place_of, split
 from aot.capture.pins import TAG, key_tag
 from aot.capture.record import COLD, artifact_of, capture_recipe, command_source
@@ -73,7 +73,8 @@ def import_saved(
     saved = lay_out(content, scratch / "caches")
     if all(entry.kind is not SavedKind.INDUCTOR for entry in saved):
         raise InvalidInput("the Mega-Cache file holds no compiled graph", hint="save it after the first call")
-    collected = collect(scratch / "caches", scratch=scratch / "entries")
+    caches = scratch / "caches"
+    collected = collect(caches, scratch=scratch / "entries", as_found=list_paths(caches))
     artifact = artifact_of(collected, profile, effective, environ=environ, seconds=(0.0, None))
     artifact = msgspec.structs.replace(artifact, facts={**_facts(artifact, effective, environ), **_keys(saved)})
     return _stage(

@@ -7,14 +7,15 @@ somebody has put them into the directory. The tag is exact about every feature t
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from aot.capture.processes import world_size_of
 from aot.capture.roots import variables_of
 from aot.schema.capability import CPU_X86_LEVELS, Capability
-from aot.schema.environment import Environment
+from aot.schema.environment import Environment, ProcessFacts
 from aot.schema.targets import level_features
 
 TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
@@ -26,11 +27,18 @@ _BEYOND = ("amx_tile", "amx_fp16", "avx512_bf16", "avx512_vnni", "asimd", "bf16"
 _UNKNOWN = "unknown"
 
 
-def effective_environment(seen: Environment, environ: Mapping[str, str]) -> Environment:
-    """Return `seen` as a process with `environ` uses it: with the lower CPU level that ATEN_CPU_CAPABILITY asks for.
+def effective_environment(seen: Environment, environ: Mapping[str, str], *, command: Sequence[str] = ()) -> Environment:
+    """Return `seen` as `command` with `environ` uses it: with the lower CPU level that ATEN_CPU_CAPABILITY asks for.
 
-    The guard `isa` of an artifact is compared with that, so that entries of another vector width are refused.
+    The guard `isa` of an artifact is compared with that, so that entries of another vector width are refused; the guard
+    `world_size` with the number of processes that the command will be. Without a command it is this process.
     """
+    cards = len(seen.node.gpus) if seen.node.gpus else None
+    world_size = world_size_of(command, environ, cards=cards)
+    return _lowered(msgspec.structs.replace(seen, process=ProcessFacts(world_size=world_size)), environ)
+
+
+def _lowered(seen: Environment, environ: Mapping[str, str]) -> Environment:
     cpu, wanted = seen.node.cpu, environ.get(CAPABILITY, "").strip().lower()
     if not wanted or cpu is None or cpu.level not in CPU_X86_LEVELS:
         return seen

@@ -3,7 +3,7 @@
 observe (as the command will use the host) -> resolve -> verify -> select -> fetch -> restore -> variables
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,16 +49,28 @@ class Prepared:
         return frozenset(file.path for file in self.artifact.files) if self.artifact else frozenset()
 
 
-def prepare(reference: Reference, *, config: Config, environ: Mapping[str, str], lock: Lock | None = None) -> Prepared:
-    """Restore what `reference` holds for this host, and return what to start a command with. Never raises AotError.
+def prepare(
+    reference: Reference,
+    *,
+    config: Config,
+    environ: Mapping[str, str],
+    lock: Lock | None = None,
+    command: Sequence[str] = (),
+) -> Prepared:
+    """Restore what `reference` holds for this host, and return what to start `command` with. Never raises AotError.
 
-    Whatever a registry, a disk or a bundle does, the command can start: what went wrong is a reason.
+    Whatever a registry, a disk or a bundle does, the command can start: what went wrong is a reason. Without a command
+    it is for this process.
     """
-    effective = effective_environment(observe_environment(), environ)
+    effective = effective_environment(observe_environment(), environ, command=command)
     try:
         return _prepare(reference, effective, config=config, environ=environ, lock=lock)
     except AotError as error:
         return Prepared(reference, effective, reasons=(error.message,))
+    except OSError as error:
+        return Prepared(
+            reference, effective, reasons=(f"{config.cache_dir} cannot be used: {error.strerror or error}",)
+        )
 
 
 def open_registry(config: Config) -> LateClient | None:

@@ -35,7 +35,6 @@ from aot.source.pack import pack_tree
 
 if TYPE_CHECKING:
     from aot.capture.prepare import Prepared
-    from aot.capture.run import Run
 
 
 @dataclass(frozen=True)
@@ -93,25 +92,24 @@ def require_tree(prepared: "Prepared") -> None:
         )
 
 
-def stage_union(making: Making, prepared: "Prepared", run: "Run") -> Staged:
-    """Stage the bundle of everything that was restored, and of what `run` has compiled besides.
+def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str]) -> Staged:
+    """Stage the bundle of everything that was restored, and of the files that the command has compiled besides.
 
-    The command and its tree stay those of the bundle that was restored. Raises OSError, and InvalidInput where
-    none was.
+    Its command is the one that ran, since that makes the new entries again; the tree is that of the bundle that was
+    restored. Raises OSError, and InvalidInput where none was.
     """
     require_tree(prepared)
     directory = prepared.directory
     assert directory is not None and prepared.artifact is not None and prepared.manifest is not None
-    new = collect(directory, scratch=making.scratch / "new", only=run.new)
+    new = collect(directory, scratch=making.scratch / "new", only=new_paths)
     artifact = with_new(prepared.artifact, new)
     entries = tuple(entry_of(file) for file in artifact.files)
     before = prepared.manifest.spec.source
-    tree = before.tree if isinstance(before, CommandSource) else None
-    pins = before.requirements
-    command = before.command if isinstance(before, CommandSource) else making.command
-    old = collect(directory, scratch=making.scratch / "old", only=[file.path for file in prepared.artifact.files])
-    named = command_source(command, entries, tree)
-    named = msgspec.structs.replace(named, requirements=pins)
+    assert isinstance(before, CommandSource)
+    restored = [file.path for file in prepared.artifact.files]
+    old = collect(directory, scratch=making.scratch / "old", only=restored, as_found=restored)
+    named = command_source(making.command, entries, before.tree)
+    named = msgspec.structs.replace(named, requirements=before.requirements, union_of=prepared.bundle)
     return _stage(making, named, artifact, {**new.paths, **old.paths})
 
 

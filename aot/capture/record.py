@@ -11,6 +11,7 @@ import msgspec
 from aot.capture.collect import Collected
 from aot.capture.entries import Entry, graphs_of
 from aot.capture.pins import key_tag
+from aot.capture.shapes import graphs_in
 from aot.errors import InvalidProfile
 from aot.facts import read_elf
 from aot.facts.versions import highest
@@ -21,20 +22,24 @@ from aot.schema.digest import Digest
 from aot.schema.environment import Environment
 from aot.schema.guard import HostGuard
 from aot.schema.profile import Profile
-from aot.schema.recipe import Mode, Recipe, Route
+from aot.schema.recipe import Recipe, Route, command_recipe
 from aot.schema.spec import Blob, CommandSource
 
 REGION = "caches"
 FACTOR, COLD, WARM, GRAPHS, TAG = "factor:", "first_seconds", "second_seconds", "graphs", "key_tag"
+MOST_GRAPHS, RANKS = 256, "world_size"
 # What torch's key or its guards contain and an environment decides; places are left out, for a key has none of them.
-_FACTORS = re.compile(r"(TORCHINDUCTOR_|TORCH_COMPILE|TORCHDYNAMO_|TRITON_|ATEN_CPU)\w+|CXX|OMP_NUM_THREADS|WORLD_SIZE")
+_FACTORS = re.compile(
+    r"(TORCHINDUCTOR_|TORCH_COMPILE|TORCHDYNAMO_|TRITON_|ATEN_CPU)\w+|CXX|OMP_NUM_THREADS|WORLD_SIZE"
+    r"|PET_NPROC_PER_NODE|PET_NNODES"
+)
 _PLACES = re.compile(r"\w+_(DIR|PATH|HOME|LOG|LOGS|OUTPUT|TRACE)")
 
 
 def capture_recipe(environ: Mapping[str, str]) -> Recipe:
     """Return the recipe of a capture: torch's own options, and what the command's environment sets of them."""
     kept = {name: value for name, value in environ.items() if _FACTORS.fullmatch(name) and not _PLACES.fullmatch(name)}
-    return Recipe(mode=Mode.DEFAULT, fullgraph=False, routes=(Route.CACHE,), environment=kept)
+    return command_recipe(kept)
 
 
 def command_source(command: Sequence[str], entries: Sequence[Entry], tree: Blob | None = None) -> CommandSource:
@@ -68,7 +73,7 @@ def artifact_of(
         instances=(),
         route=Route.CACHE,
         capability=profile.capability,
-        coverage=Coverage(kind=CoverageKind.EXACT, constraints=(f"{len(graphs)} graphs, as they were captured",)),
+        coverage=Coverage(kind=CoverageKind.EXACT, constraints=_captured(collected, effective)),
         files=tuple(entry.as_file() for entry in collected.entries),
         host_guards=_guards(collected, profile, effective),
         facts=facts,
@@ -115,7 +120,14 @@ def with_new(artifact: Artifact, new: Collected) -> Artifact:
     added = tuple(entry.as_file() for entry in new.entries if entry.path not in known)
     files = (*artifact.files, *added)
     graphs = len(graphs_of(file.path for file in files))
-    return msgspec.structs.replace(artifact, files=files, facts={**artifact.facts, GRAPHS: str(graphs)})
+    known_graphs = artifact.coverage.constraints[1:]
+    lines = (*known_graphs, *(line for line in graphs_in(new) if line not in known_graphs))
+    coverage = Coverage(
+        kind=CoverageKind.EXACT, constraints=(f"{graphs} graphs, as they were captured", *lines[:MOST_GRAPHS])
+    )
+    return msgspec.structs.replace(
+        artifact, files=files, coverage=coverage, facts={**artifact.facts, GRAPHS: str(graphs)}
+    )
 
 
 def require_level(profile: Profile, effective: Environment) -> None:
@@ -137,9 +149,24 @@ def _guards(collected: Collected, profile: Profile, effective: Environment) -> t
         "python": ".".join((container.python or "").split(".")[:2]) or None,
         "triton": container.triton,
         "isa": node.cpu.target if node.cpu else None,
+        RANKS: _ranks(effective),
         **_floors(collected),
     }
     return tuple(HostGuard(kind=kind, value=value) for kind, value in sorted(values.items()) if value is not None)
+
+
+def _captured(collected: Collected, effective: Environment) -> tuple[str, ...]:
+    """Which graphs the bundle answers for, with their inputs, and of how many ranks."""
+    graphs, ranks = graphs_in(collected), _ranks(effective)
+    of = f" by {ranks} processes" if ranks else ""
+    more = (f"{len(graphs) - MOST_GRAPHS} more",) if len(graphs) > MOST_GRAPHS else ()
+    return (f"{len(graphs)} graphs, as they were captured{of}", *graphs[:MOST_GRAPHS], *more)
+
+
+def _ranks(effective: Environment) -> str | None:
+    """None for one process: code without collectives serves every number of them (`aot.rules.process`)."""
+    number = effective.process.world_size
+    return str(number) if number is not None and number > 1 else None
 
 
 def _floors(collected: Collected) -> dict[str, str | None]:

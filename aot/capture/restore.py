@@ -11,12 +11,14 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from aot.bundle.paths import why_unsafe_together
 from aot.cache.locks import locked, locked_directory
+from aot.cache.renames import rename_into, unless_stale
 from aot.capture.collect import MARK, names_places
 from aot.capture.entries import Entry
 from aot.capture.roots import ROOTS
@@ -45,8 +47,9 @@ def restore(entries: Sequence[Entry], blobs: Mapping[Digest, Path], *, into: Pat
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The lock saves work: without one each file still appears whole, several times.
         with locked(into.with_name(f"{into.name}.lock"), wait_seconds=WAIT_SECONDS):
-            written = sum(_place(entry, blobs[entry.digest], into) for entry in entries)
-        os.utime(into)
+            written = sum(unless_stale(partial(_place, entry, blobs[entry.digest], into)) for entry in entries)
+        with contextlib.suppress(OSError):  # when it was used last: everything is in its place without
+            os.utime(into)
     except OSError as error:
         raise _of_system(error, into) from error
     return written
@@ -81,9 +84,10 @@ def _place(entry: Entry, blob: Path, into: Path) -> bool:
         content = blob.read_bytes()
         _require(hashlib.sha256(content).hexdigest(), entry)
         content = content.replace(MARK, str(into).encode())
-        if target.is_file() and target.read_bytes() == content:
+        if _holds(target, content):
             return False
-        _replace(target, content)
+        with _appearing(target, is_whole=partial(_holds, target, content)) as file:
+            file.write(content)
         return True
     if _is_whole(target, entry):
         return False
@@ -104,27 +108,29 @@ def _is_whole(target: Path, entry: Entry) -> bool:
 
 def _copy(blob: Path, target: Path, entry: Entry) -> None:
     running = hashlib.sha256()
-    with blob.open("rb") as source, _appearing(target) as file:
+    with blob.open("rb") as source, _appearing(target, is_whole=partial(_is_whole, target, entry)) as file:
         while chunk := source.read(_CHUNK_BYTES):
             running.update(chunk)
             file.write(chunk)
         _require(running.hexdigest(), entry)
 
 
-def _replace(target: Path, content: bytes) -> None:
-    with _appearing(target) as file:
-        file.write(content)
+def _holds(target: Path, content: bytes) -> bool:
+    try:
+        return target.read_bytes() == content
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
-def _appearing(target: Path) -> Iterator[BinaryIO]:
+def _appearing(target: Path, *, is_whole: Callable[[], bool]) -> Iterator[BinaryIO]:
     """A new file that gets its name when the block ends well, and is gone where it does not."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".aot-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
             yield file
-        os.replace(temporary, target)
+        rename_into(temporary, target, is_whole=is_whole)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -141,18 +147,20 @@ def _require(found: str, entry: Entry) -> None:
 
 def _forget_old(parent: Path, *, keep: Path) -> None:
     """Remove the least recently used directories that no process is in. Never raises."""
+    found: list[Path] = []
     with contextlib.suppress(OSError):
         found = sorted(
             (place for place in parent.iterdir() if place.is_dir()), key=lambda place: -place.stat().st_mtime
         )
-        for place in found[MOST_DIRECTORIES:]:
-            if place == keep:
-                continue
-            with locked_directory(place, wait_seconds=0.0) as free:
-                if free:
-                    gone = place.with_name(f".gone-{place.name[:16]}-{os.getpid()}")
-                    place.rename(gone)
-                    shutil.rmtree(gone, ignore_errors=True)
+    for place in found[MOST_DIRECTORIES:]:
+        if place == keep:
+            continue
+        # One that cannot go, as a file that another client has open keeps it, does not keep the others.
+        with contextlib.suppress(OSError), locked_directory(place, wait_seconds=0.0) as free:
+            if free:
+                gone = place.with_name(f".gone-{place.name[:16]}-{os.getpid()}")
+                place.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
 
 
 def _of_system(error: OSError, place: Path) -> AotError:

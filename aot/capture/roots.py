@@ -66,7 +66,8 @@ ROOTS: tuple[CacheRoot, ...] = (
     CacheRoot(
         "vllm",
         "VLLM_CACHE_ROOT",
-        "torch_compile_cache/<hash>/rank_<i>_<j>/{vllm_compile_cache.py,computation_graph.py,inductor_cache,...}",
+        "torch_compile_cache/<hash>/rank_<i>_<j>/{inductor_cache,triton_cache,<part>/{vllm_compile_cache.py,"
+        "computation_graph.py,transformed_code.py,cache_key_factors.json,artifact_compile_range_<a>_<b>_subgraph_<n>}}",
         "vLLM's configuration, the model's code, compiler settings, rank",
         Evidence.FILES,
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 from aot.capture.account import Account, account
 from aot.capture.collect import list_paths
 from aot.capture.command import run_command
+from aot.capture.idle import IdleWatch, OnIdle
 from aot.capture.prepare import Prepared
 from aot.capture.record import differences, saved_seconds
 from aot.capture.restore import in_use
@@ -25,19 +26,34 @@ class Run:
     new: frozenset[str] = frozenset()
 
 
-def run_on(prepared: Prepared, command: Sequence[str], *, environ: Mapping[str, str]) -> Run:
-    """Run `command` to its end with what was prepared. Raises InvalidInput where it cannot be started."""
+def run_on(
+    prepared: Prepared,
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    idle_seconds: float = 0.0,
+    on_idle: OnIdle | None = None,
+) -> Run:
+    """Run `command` to its end with what was prepared. Raises InvalidInput where it cannot be started.
+
+    `on_idle` is called once, beside the command, with the new files when no more have come for `idle_seconds`.
+    """
     directory = prepared.directory
     if directory is None:
         return Run(run_command(command, environ=environ).code, None)
     with in_use(directory):
-        before = _listed(directory)
+        before = listed(directory)
         watch = OpenWatch(directory)
+        idle = None
+        if on_idle is not None and before is not None and idle_seconds > 0:
+            idle = IdleWatch(directory, before=before, seconds=idle_seconds, on_idle=on_idle)
         try:
             ended = run_command(command, environ={**environ, **prepared.changes})
         finally:
             opened = watch.finish()
-        after = _listed(directory)
+            if idle is not None:
+                idle.finish()
+        after = listed(directory)
         if before is None or after is None:
             return Run(ended.code, None)
         return Run(ended.code, _account(prepared, directory, before, after, opened, ended.seconds), after - before)
@@ -77,7 +93,7 @@ def receipt_of(prepared: Prepared, run: Run) -> Receipt:
     )
 
 
-def _listed(directory: Path) -> frozenset[str] | None:
+def listed(directory: Path) -> frozenset[str] | None:
     """None where the directory cannot be read: the command runs all the same, and is not accounted for."""
     try:
         return list_paths(directory)

@@ -7,8 +7,12 @@ kernel of Triton's is only found where all files of its group exist, even those 
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
+from aot.capture.entries import within_caches
+
 # Locks, half-written files, compile logs, and headers that are compiled for one directory.
 _LITTER_PARTS = frozenset({"locks", "lock", "precompiled_headers", "tmp", "__pycache__", "torch_compile_debug"})
+# What NFS calls a file that was removed while it was open (Linux: fs/nfs/unlink.c).
+_LITTER_PREFIXES = ("tmp.pid_", ".tmp", ".aot-", ".nfs")
 _LITTER_SUFFIXES = (".lock", ".tmp", ".log", ".o.d", ".gch", ".pyc")
 
 
@@ -18,21 +22,22 @@ def is_litter(path: str) -> bool:
     return (
         bool(_LITTER_PARTS & set(parts))
         or parts[-1].endswith(_LITTER_SUFFIXES)
-        or any(part.startswith(("tmp.pid_", ".tmp", ".aot-")) for part in parts)
+        or any(part.startswith(_LITTER_PREFIXES) for part in parts)
     )
 
 
 def unit_of(path: str) -> str:
     """Return the name of what `path` is a part of; files of one unit are kept or left out together."""
-    match path.split("/"):
+    below, parts = within_caches(path)
+    match parts:
         case ["inductor", "fxgraph", _, key, *_]:
-            return f"inductor/fxgraph/{key}"
+            return f"{below}inductor/fxgraph/{key}"
         case ["inductor", "triton", device, key, *rest] if rest:
-            return f"inductor/triton/{device}/{key}"
+            return f"{below}inductor/triton/{device}/{key}"
         case ["triton", key, *rest] if rest:
-            return f"triton/{key}"
+            return f"{below}triton/{key}"
         case ["inductor", short, name] if len(short) == 2:
-            return f"inductor/{PurePosixPath(name).name.partition('.')[0]}"
+            return f"{below}inductor/{PurePosixPath(name).name.partition('.')[0]}"
         case ["extensions", name, *rest] if rest:
             return f"extensions/{name}"
     return path

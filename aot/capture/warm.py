@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot.capture.account import account
-from aot.capture.collect import list_paths
 from aot.capture.pins import TAG
 from aot.capture.prepare import Prepared, open_registry, prepare
 from aot.capture.record import saved_seconds
-from aot.capture.run import Run, lines_of, receipt_of
+from aot.capture.run import Run, lines_of, listed, receipt_of
 from aot.capture.watch import OpenWatch
 from aot.config import Config, change_environ, whole_environ
 from aot.errors import AotError, NoCompatibleArtifact
@@ -75,12 +74,14 @@ def tell_torch(changes: Mapping[str, str]) -> None:
 def _account_at_exit(prepared: Prepared, config: Config, environ: dict[str, str]) -> None:
     directory = prepared.directory
     assert directory is not None
-    before, watch, began, own = list_paths(directory), OpenWatch(directory), time.monotonic(), os.getpid()
+    before, watch, began, own = listed(directory), OpenWatch(directory), time.monotonic(), os.getpid()
 
     def tell() -> None:
         if os.getpid() != own:  # a fork that inherited the handler
             return
-        opened, after = watch.finish(), list_paths(directory)
+        opened, after = watch.finish(), listed(directory)
+        if before is None or after is None:
+            return
         seconds = time.monotonic() - began
         saved = saved_seconds(prepared.artifact) if prepared.artifact else None
         counted = account(

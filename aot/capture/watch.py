@@ -16,6 +16,8 @@ import struct
 import threading
 from pathlib import Path
 
+from aot.capture.deaf import start_deaf
+
 _IN_OPEN, _IN_ISDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x20, 0x40000000, os.O_NONBLOCK, os.O_CLOEXEC
 _HEADER = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
@@ -38,7 +40,7 @@ class OpenWatch:
         self._thread: threading.Thread | None = None
         if self._fd is not None:
             self._thread = threading.Thread(target=self._run, name="aot-watch", daemon=True)
-            self._thread.start()
+            start_deaf(self._thread)
 
     @property
     def works(self) -> bool:

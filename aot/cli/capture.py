@@ -1,7 +1,7 @@
 """What `aot capture` and `aot run` do."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from aot.bundle import write_bundle
 from aot.capture.account import Account
 from aot.capture.pins import effective_environment
 from aot.capture.prepare import Prepared, open_registry, prepare
-from aot.capture.publish import Making, require_tree, stage, stage_union
+from aot.capture.publish import Making, require_tree, stage
 from aot.capture.run import Run, lines_of, receipt_of, run_on
 from aot.cli.builds import connected
 from aot.cli.bytecode import variables_for
 from aot.cli.context import choose_profile, read_config
 from aot.cli.output import say, size
+from aot.cli.write_back import WriteBack
 from aot.client import RegistryClient
 from aot.config import Config, whole_environ
 from aot.environment import observe_environment
@@ -69,7 +70,7 @@ def capture_command(asked: Asked, *, directory: Path | None, push: bool) -> Made
     """Capture first, then write and push. Raises InvalidInput before the command runs where nothing would be kept."""
     reference = _check(asked, directory, push)
     environ = whole_environ()
-    effective = effective_environment(observe_environment(), environ)
+    effective = effective_environment(observe_environment(), environ, command=asked.command)
     client = connected() if push else None
     profile = _registered(client, asked.profile) if client else _own_profile(effective_cpu=str(effective.node.cpu))
     with tempfile.TemporaryDirectory(prefix="aot-capture-") as scratch:
@@ -120,17 +121,24 @@ def split_arguments(reference: str | None, command: Sequence[str], *, lock: Path
 
 
 def run_command_on(
-    named: str, command: Sequence[str], *, lock: Path | None, bytecode: str | None, write_back: bool
+    named: str,
+    command: Sequence[str],
+    *,
+    lock: Path | None,
+    bytecode: str | None,
+    write_back: bool,
+    idle_seconds: float = 0.0,
 ) -> int:
     """Run `command` on what was restored, and return its exit code. It starts whatever becomes of the restoring.
 
+    With `write_back`, what is compiled is pushed once nothing new has come for `idle_seconds`, and after the exit.
     Raises InvalidInput, before the command starts, for `write_back` of what could never go live.
     """
     environ = whole_environ()
     try:
         config = read_config()
         pinned = require_lock(lock) if lock is not None else None
-        prepared = prepare(Reference.parse(named), config=config, environ=environ, lock=pinned)
+        prepared = prepare(Reference.parse(named), config=config, environ=environ, lock=pinned, command=command)
     except AotError as error:
         say(f"aot: nothing restored: {error.message}")
         return run_on(_nothing(named, error), command, environ=environ).code
@@ -138,36 +146,17 @@ def run_command_on(
         environ |= variables_for(bytecode, config=config, lock=pinned)
     for reason in prepared.reasons if prepared.bundle is None else ():
         say(f"aot: nothing restored: {reason}")
+    back = None
     if write_back:
         require_tree(prepared)
-    ran = run_on(prepared, command, environ=environ)
+        back = WriteBack(prepared, tuple(command), environ)
+    ran = run_on(prepared, command, environ=environ, idle_seconds=idle_seconds, on_idle=back.at_idle if back else None)
     for line in lines_of(prepared, ran, environ):
         say(f"aot: {line}")
-    if write_back and ran.account is not None and ran.account.compiled:
-        _write_back(prepared, ran, command, config=config, environ=environ)
+    if back is not None:
+        back.at_exit(ran.new)
     _send_receipt(prepared, ran, config)
     return ran.code
-
-
-def _write_back(
-    prepared: Prepared, ran: Run, command: Sequence[str], *, config: Config, environ: Mapping[str, str]
-) -> None:
-    """Push the union of what was restored and what was compiled. Never raises: the command's end is what counts."""
-    try:
-        client = connected()
-        profile = prepared.manifest.profile if prepared.manifest else _registered(client, None)
-        with tempfile.TemporaryDirectory(prefix="aot-capture-") as scratch:
-            making = Making(
-                prepared.reference, tuple(command), profile, prepared.environment, environ, user_name(), Path(scratch)
-            )
-            staged = stage_union(making, prepared, ran)
-            tags = (prepared.reference.tag,) if prepared.reference.tag else ()
-            reply = push_bundle(client, staged, tags=tags)
-        say(f"aot: written back: {reply.bundle} is {reply.state}")
-    except AotError as error:
-        say(f"aot: not written back: {error.message}")
-    except OSError as error:
-        say(f"aot: not written back: {error}")
 
 
 def _send_receipt(prepared: Prepared, ran: Run, config: Config) -> None:

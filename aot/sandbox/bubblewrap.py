@@ -19,6 +19,8 @@ from aot.errors import InvalidInput
 PROBE_SECONDS = 20
 TMP_BYTES = 256 * 1024 * 1024
 HOST_NAME = "aot"
+# The child's /etc/hosts: without a network it is its own only host, and ranks of one command meet there by name.
+HOSTS = Path(__file__).with_name("hosts")
 ISOLATION = (
     *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
@@ -103,7 +105,8 @@ def view_system() -> list[Bind]:
     """The system and the running Python, read-only."""
     places = [Path(place) for place in (*SYSTEM_DIRECTORIES, *SYSTEM_FILES, *TOPOLOGY)]
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)}
-    return [same_place(place, BindMode.READ) for place in (*places, *sorted(prefixes)) if place.exists()]
+    shown = [same_place(place, BindMode.READ) for place in (*places, *sorted(prefixes)) if place.exists()]
+    return [*shown, checked(Bind(HOSTS.absolute(), PurePosixPath("/etc/hosts"), BindMode.READ))]
 
 
 def same_place(path: Path, mode: BindMode) -> Bind:

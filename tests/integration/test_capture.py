@@ -112,7 +112,8 @@ def test_a_program_warms_itself_after_torch_was_imported(fleet: Fleet) -> None:
         "assert aot.warm('broken:v1').graphs == 2\n"
         f"runpy.run_path({PROGRAM.name!r}, run_name='__main__')"
     )
-    # The registry is gone, and the node has everything.
+    # The registry is gone, and the node has everything: some command of it was here before.
+    assert fleet.run("broken:v1", "--", "true").code == 0
     environ = {**fleet.shell.environ, "AOT_OFFLINE": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=fleet.tree, env=environ, capture_output=True, text=True, timeout=LONG

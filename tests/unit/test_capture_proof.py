@@ -167,6 +167,16 @@ def test_a_program_is_the_one_that_was_named_or_none(tmp_path: Path) -> None:
             proving._program(name, environ, tree)
 
 
+def test_a_launcher_is_the_one_of_this_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (tmp_path / "venv" / "torchrun", tmp_path / "bin" / "torchrun", tmp_path / "bin" / "other"):
+        place.parent.mkdir(exist_ok=True)
+        place.touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    environ = {"PATH": str(tmp_path / "bin")}
+    assert proving._program("torchrun", environ, tmp_path) == str(tmp_path / "venv" / "torchrun")
+    assert proving._program("other", environ, tmp_path) == str(tmp_path / "bin" / "other")
+
+
 def test_what_could_never_go_live_is_not_written_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command would run for hours, and its entries stay pending for ever."""
     from aot.cli.capture import run_command_on

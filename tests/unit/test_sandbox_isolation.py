@@ -36,6 +36,12 @@ def test_a_loopback_server_of_the_host_cannot_be_reached() -> None:
         assert plain.stdout_tail == "done\n"
 
 
+def test_processes_of_one_command_meet_by_name() -> None:
+    """Ranks do: torch's launcher looks for `localhost`, gloo for the host's own name."""
+    code = "import socket; answer = [socket.gethostbyname(name) for name in ('localhost', socket.gethostname())]"
+    assert ask(code) == ["127.0.0.1", "127.0.0.1"]
+
+
 def test_homes_are_not_visible() -> None:
     homes = sorted({"/root", "/home", str(Path.home())})
     code = "answer = [name for home in sys.argv[1:] if os.path.isdir(home) for name in os.listdir(home)]"

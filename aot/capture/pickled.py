@@ -1,0 +1,119 @@
+"""Torch's entries read and rewritten as opcodes: a pickle is a program, and nothing of it is run here.
+
+An entry of the same graph has other bytes each time it is compiled: it says how long that took, in which directory,
+where in memory a function lay, and from which lines of which files the graph came. Most of it is text that torch keeps
+for its trace log. Without these, equal graphs have equal bytes wherever and whenever they were compiled, and an entry
+is a third as large.
+
+Sources: torch/_inductor/output_code.py, CompiledFxGraph; torch/_functorch/_aot_autograd/aot_autograd_result.py;
+codecache.py, which compares no entry with the digest in its name; PEP 3154: frames are optional.
+"""
+
+import base64
+import hashlib
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# What torch does with each when an entry is found: it writes it into the trace log, if there is one.
+_TEXTS = frozenset(
+    {
+        "runnable_graph_str",
+        "inductor_post_grad_graph_str",
+        "aot_joint_graph_str",
+        "aot_forward_graph_str",
+        "aot_backward_graph_str",
+    }
+)
+# By these torch puts off the timeouts of collectives: a process that found its graph waits for one that compiles.
+_TIMES = frozenset({"_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns"})
+_LEAST_NS = 16_000_000_000
+# One line for each part of a graph's key: "[<digest>] fx_kwargs[...]: <function ... at 0x7f3b41>".
+_KEY_PART = re.compile(r"\[[a-z2-7]{51,52}\] ")
+# What a traceback through generated code would name, by the absolute paths of the tree that it was captured in; torch
+# takes an empty one for none (PyCodeCache.stack_frames_for_code).
+_STACK = '  File "'
+_SOURCE = "source_code"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One opcode: its bytes, its argument, and the field's name where it is the value of one."""
+
+    start: int
+    end: int
+    name: str
+    argument: object
+    field: str | None
+
+
+def stripped(content: bytes) -> bytes:
+    """Return the entry without what differs from one compilation of its graph to the next; other bytes as they are.
+
+    Idempotent. A time becomes the next of 16, 64, 256 ... seconds: less would end a collective too early.
+    """
+    kept, reached = bytearray(), 0
+    try:
+        for step in _steps(content):
+            new = _replacement(step)
+            if new is not None:
+                kept += content[reached : step.start] + new
+                reached = step.end
+    except (ValueError, UnicodeDecodeError, IndexError):  # no pickle, or one that was cut off
+        return content
+    return bytes(kept + content[reached:])
+
+
+def source_of(content: bytes) -> str | None:
+    """Return the generated program that an entry of a compiled graph has in it; None for every other content."""
+    try:
+        for step in _steps(content):
+            if step.field == _SOURCE and isinstance(step.argument, str):
+                return step.argument
+    except (ValueError, UnicodeDecodeError, IndexError):
+        pass
+    return None
+
+
+def name_of(content: bytes) -> str:
+    """Return what torch names a file of that content (torch/_inductor/codecache.py, sha256_hash)."""
+    return base64.b32encode(hashlib.sha256(content).digest())[:51].decode().lower()
+
+
+def _steps(content: bytes) -> Iterator[_Step]:
+    """Yield every opcode with the field that it is the value of: the text before it, or one repeated by number."""
+    import pickletools  # what only restores has no use for it
+
+    memo: list[object] = []
+    before: _Step | None = None
+    field: str | None = None
+    for opcode, argument, start in pickletools.genops(content):
+        assert start is not None
+        if before is not None:
+            yield _Step(before.start, start, before.name, before.argument, before.field)
+        if opcode.name == "MEMOIZE":
+            memo.append(before.argument if before is not None else None)
+            before = _Step(start, start, opcode.name, None, None)
+            continue
+        value = memo[argument] if opcode.name in ("BINGET", "LONG_BINGET") else argument
+        before = _Step(start, start, opcode.name, value, field)
+        field = value if isinstance(value, str) else None
+    if before is not None:
+        yield _Step(before.start, len(content), before.name, before.argument, before.field)
+
+
+def _replacement(step: _Step) -> bytes | None:
+    if step.name == "FRAME":  # its length would be another
+        return b""
+    if step.field in _TIMES and isinstance(step.argument, int) and step.argument > 1:
+        rounded = _LEAST_NS
+        while rounded < step.argument:
+            rounded *= 4
+        encoded = pickle.encode_long(rounded)
+        return pickle.LONG1 + bytes([len(encoded)]) + encoded
+    if not step.name.endswith("UNICODE") or not isinstance(step.argument, str):
+        return None
+    if step.field in _TEXTS or step.argument.startswith(_STACK) or _KEY_PART.match(step.argument):
+        return pickle.SHORT_BINUNICODE + b"\0"
+    return None

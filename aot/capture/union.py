@@ -1,0 +1,109 @@
+"""Unions: what a run compiled on top of a bundle, joined with what the bundle's tag stands for when it goes live.
+
+    pod      restored + newly compiled -> pushed, and says which bundle it is a union of
+    worker   the entries of the live bundles, as they are -> the run's command on them -> its new entries beside them
+    publish  the registry lets the tag stand for it only where no entry of what it stood for is missing
+
+Live entries are a worker's own, so they are joined without running anything again. Two pods that write back at once
+lose nothing: whoever is second is joined with the first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from aot.capture.collect import Collected
+from aot.capture.entries import Entry, entry_of, graphs_of
+from aot.capture.record import COLD, GRAPHS, MOST_GRAPHS, RANKS, TAG, WARM
+from aot.errors import QualificationFailed
+from aot.facts.versions import highest
+from aot.schema.artifact import Artifact, Coverage, CoverageKind
+from aot.schema.digest import Digest
+from aot.schema.guard import HostGuard
+from aot.schema.spec import File
+
+_FLOORS = ("libc", "libstdcxx")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A live bundle of caches on this disk, that a union is to hold."""
+
+    digest: Digest
+    artifact: Artifact
+    paths: Mapping[Digest, Path]
+
+
+def entries_of(bases: Sequence[Base]) -> Collected:
+    """Return every entry of the bases; of two under one path the first, since torch names files by what they hold."""
+    entries: dict[str, Entry] = {}
+    paths: dict[Digest, Path] = {}
+    for base in bases:
+        for file in base.artifact.files:
+            entries.setdefault(file.path, entry_of(file))
+            paths.setdefault(file.digest, base.paths[file.digest])
+    return Collected(tuple(entries.values()), paths)
+
+
+def with_bases(artifact: Artifact, bases: Sequence[Base]) -> Artifact:
+    """Return the artifact with all that the bases hold, under the conditions of all of them.
+
+    Raises QualificationFailed where a base was made for another CPU, with another tag or under other conditions:
+    its entries would not be found, or be wrong.
+    """
+    for base in bases:
+        _require_same_host(base, artifact)
+    if not bases:
+        return artifact
+    several = (*(base.artifact for base in bases), artifact)
+    files: dict[str, File] = {}
+    for one in several:
+        for file in one.files:
+            files.setdefault(file.path, file)
+    measured = {name: bases[0].artifact.facts[name] for name in (COLD, WARM) if name in bases[0].artifact.facts}
+    graphs = len(graphs_of(files))
+    lines = dict.fromkeys(line for one in several for line in one.coverage.constraints[1:])
+    return msgspec.structs.replace(
+        artifact,
+        files=tuple(files.values()),
+        facts={**artifact.facts, **measured, GRAPHS: str(graphs)},
+        coverage=Coverage(
+            kind=CoverageKind.EXACT,
+            constraints=(f"{graphs} graphs, as they were captured", *tuple(lines)[:MOST_GRAPHS]),
+        ),
+        host_guards=_joined((artifact, *(base.artifact for base in bases))),
+    )
+
+
+def _require_same_host(base: Base, artifact: Artifact) -> None:
+    theirs, ours = base.artifact.facts.get(TAG), artifact.facts.get(TAG)
+    if theirs != ours:
+        raise QualificationFailed(
+            f"{base.digest.short} was made with the key tag {theirs}, this worker has {ours}: no union holds both",
+            hint="let the workers of one profile have CPUs of the same features",
+        )
+    old, new = (
+        {guard.kind: guard.value for guard in one.host_guards if guard.kind not in (*_FLOORS, RANKS)}
+        for one in (base.artifact, artifact)
+    )
+    for kind in sorted({*old, *new}):
+        if old.get(kind) != new.get(kind):
+            raise QualificationFailed(
+                f"{base.digest.short} is for {kind} {old.get(kind, 'of any value')}, what this worker has made is for "
+                f"{new.get(kind, 'any')}: no union holds both",
+                hint="capture the command by itself, under a name or tag of its own",
+            )
+
+
+def _joined(artifacts: Sequence[Artifact]) -> tuple[HostGuard, ...]:
+    """The guards of the first, with the highest floors of all."""
+    kept = {guard.kind: guard for guard in artifacts[0].host_guards}
+    for kind in _FLOORS:
+        found = [guard.value for one in artifacts for guard in one.host_guards if guard.kind == kind]
+        if (floor := highest(value for value in found if value)) is not None:
+            kept[kind] = HostGuard(kind=kind, value=floor)
+    if any(kept.get(RANKS) not in one.host_guards for one in artifacts):
+        kept.pop(RANKS, None)  # entries of several numbers of processes: torch's keys tell them apart
+    return tuple(kept[kind] for kind in sorted(kept))
