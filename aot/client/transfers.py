@@ -1,7 +1,7 @@
 """Sets of blobs at once: whatever is missing, in parallel, and no work after the first failure."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -53,12 +53,26 @@ def fetch_blobs(
 
         return cache.ensure(blob, receive)
 
-    # The largest first: the last one to arrive should not be one that takes long alone.
-    order = sorted(range(len(wanted)), key=lambda index: -wanted[index].size_bytes)
+    order = transfer_order([blob.size_bytes for blob in wanted])
     # Held meanwhile: another process that evicts could otherwise take the first while the last arrives.
     with cache.hold(blob.digest for blob in wanted):
         paths = in_parallel(fetch, tuple(wanted[index] for index in order), workers=workers)
     return tuple(path for _, path in sorted(zip(order, paths, strict=True)))
+
+
+def transfer_order(sizes: Sequence[int]) -> list[int]:
+    """Indexes into `sizes`: the largest first, since the last to arrive should not take long alone, small ones between.
+
+    Small blobs keep the store busy and large ones the reader, so they go together: those of at least the mean size in
+    falling order, the others spread evenly among them.
+    """
+    falling = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    mean = sum(sizes) / max(1, len(sizes))
+    large = [index for index in falling if sizes[index] >= mean]
+    small = falling[len(large) :]
+    # Each one's place between 0 and 1; of two at one place, the larger.
+    places = [(at / len(some), index) for some in (large, small) for at, index in enumerate(some)]
+    return [index for _, index in sorted(places, key=lambda place: (place[0], -sizes[place[1]]))]
 
 
 def upload_blobs(
@@ -73,8 +87,9 @@ def upload_blobs(
 ) -> None:
     """Put the file of every link, found by its digest in `files`; the parts of large ones at once.
 
-    Raises the first error of any transfer. `renew` gives another link for a blob whose link has expired meanwhile,
-    None where the blob has arrived.
+    Raises the first error of any transfer. `renew` gives another link for a blob whose link has expired meanwhile, or
+    whose upload in parts is over: given up, or whole, where only the answer to a part got lost. None where the blob has
+    arrived.
     """
 
     def send(stretch: Stretch) -> None:
@@ -90,7 +105,7 @@ def upload_blobs(
             return
         try:
             send(stretch)
-        except Forbidden:
+        except (Forbidden, BlobNotFound):
             if renew is None:
                 raise
             again = renew(stretch.whole)

@@ -7,7 +7,7 @@ A limit: the store knows bytes by digest alone. Where another namespace has put 
 one has them too; it must know digest and size, which only readers of that namespace's manifests do.
 """
 
-import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from aot.schema.wire.workers import Scope
 from registry.clock import Clock
 from registry.db import blobs as rows
 from registry.db.session import Sessions
+from registry.services.hashing import Hashing
 from registry.services.tokens import Principal
 from registry.storage import BlobStore
-from registry.storage.parts import TakesParts, comes_in_parts
+from registry.storage.parts import comes_in_parts, incoming_for
 
 LARGEST_BYTES = 1 << 40
 AT_ONCE = 8
-CHUNK_BYTES = 1 << 20
 log = structlog.get_logger()
 
 
@@ -45,27 +45,27 @@ class Arrived:
     in_parts: frozenset[Digest] = frozenset()  # no store checks the digest of these
 
 
-def observe(blobs: Iterable[Blob], store: BlobStore) -> Arrived:
-    """Ask the store for every blob, several at a time; one whose last part has arrived is completed.
+def observe(blobs: Iterable[Blob], store: BlobStore, *, namespace: Namespace | None = None) -> Arrived:
+    """Ask the store for every blob, several at a time: where blobs are, then where `namespace` puts them.
 
-    Raises StorageUnavailable.
+    One whose last part has arrived is completed. Raises StorageUnavailable.
     """
     wanted = list({blob.digest: blob for blob in blobs}.values())
     in_parts = frozenset(blob.digest for blob in wanted if comes_in_parts(blob, store))
     if len(wanted) <= 1:
-        sizes = {blob.digest: size_in(store, blob) for blob in wanted}
+        sizes = {blob.digest: size_in(store, blob, namespace=namespace) for blob in wanted}
     else:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda blob: size_in(store, blob), wanted)
+            found = pool.map(lambda blob: size_in(store, blob, namespace=namespace), wanted)
             sizes = dict(zip((blob.digest for blob in wanted), found, strict=True))
     return Arrived(sizes, store.enforces_checksum, in_parts)
 
 
-def size_in(store: BlobStore, blob: Blob) -> int | None:
-    """The size of what the store holds; the blob is made of its parts where they are all there."""
+def size_in(store: BlobStore, blob: Blob, *, namespace: Namespace | None = None) -> int | None:
+    """The size of what the store holds, or of what `namespace` has put and nobody has hashed yet."""
     size = store.stat(blob.digest)
-    if size is None and isinstance(store, TakesParts) and comes_in_parts(blob, store):
-        return store.complete(blob)
+    if size is None and namespace is not None and (incoming := incoming_for(blob, store, namespace)) is not None:
+        return incoming.complete(blob)
     return size
 
 
@@ -137,48 +137,56 @@ def download_links(blobs: Iterable[Blob], store: BlobStore, *, expires_in: timed
     return tuple(store.download_link(blob, expires_in=expires_in) for blob in blobs)
 
 
-def upload_links(blobs: Iterable[Blob], store: BlobStore, *, expires_in: timedelta) -> tuple[Link, ...]:
-    return tuple(store.upload_link(blob, expires_in=expires_in) for blob in blobs)
+def upload_links(
+    blobs: Iterable[Blob], store: BlobStore, *, namespace: Namespace, expires_in: timedelta
+) -> tuple[Link, ...]:
+    def link(blob: Blob) -> Link:
+        incoming = incoming_for(blob, store, namespace)
+        return (incoming.link if incoming is not None else store.upload_link)(blob, expires_in=expires_in)
+
+    return tuple(map(link, blobs))
 
 
-def settle_upload(blob: Blob, *, store: BlobStore, sessions: Sessions, clock: Clock) -> bool:
-    """Hash what has arrived of a pending blob. True when it is stored now.
+def settle_upload(
+    blob: Blob,
+    *,
+    store: BlobStore,
+    sessions: Sessions,
+    clock: Clock,
+    hashing: Hashing | None = None,
+    seconds: float = math.inf,
+) -> bool:
+    """Hash what lies where a pending blob goes. True when it is stored now; False too while hashing takes longer.
 
     Other bytes, twice in a row, are removed, so that the next upload is not refused as present already. Several
     sweepers may be at it, and an upload may arrive at any moment: whoever was slow must neither remove the right bytes
     that came meanwhile nor count on bytes that another has removed. So each acts only on the row as it was before it
     began to read.
     """
+    hashing = hashing or Hashing()
     with sessions.reading() as session:
         seen = rows.find_pending(blob.digest, session)
-    if seen is None or size_in(store, blob) is None:
+    if seen is None or store.stat(blob.digest) is None:
         return False
+    # What was removed since it was begun is not what lies there now.
+    key = (blob.digest, str(seen.removed_at))
     try:
-        size, found = hash_in(store, blob)
-        if found != blob.digest.hex:
-            size, found = hash_in(store, blob)  # once more: a bad read is not a bad blob
+        hashed = hashing.hash(key, blob.digest, lambda: (store.open(blob.digest), ""), seconds=seconds)
     except BlobNotFound:
         return False  # another has removed it meanwhile
-    if found == blob.digest.hex:
-        whole = Blob(digest=blob.digest, size_bytes=size)
+    if hashed is None:
+        return False
+    hashing.forget(key)
+    if hashed.hex == blob.digest.hex:
+        whole = Blob(digest=blob.digest, size_bytes=hashed.size_bytes)
         with sessions.transaction() as session:
             return rows.mark_hashed(whole, seen, now=clock(), session=session)
     with sessions.transaction() as session:
         if rows.mark_removed(seen, now=clock(), session=session):
-            log.warning("upload-with-other-bytes", digest=blob.digest, found=found)
+            log.warning("upload-with-other-bytes", digest=blob.digest, found=hashed.hex)
             # Inside: nobody may count the next upload as stored before these bytes are gone.
             store.delete(blob.digest)
     return False
-
-
-def hash_in(store: BlobStore, blob: Blob) -> tuple[int, str]:
-    """Size and SHA-256 of the bytes in the store. Raises BlobNotFound."""
-    running, size = hashlib.sha256(), 0
-    with store.open(blob.digest) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            running.update(chunk)
-            size += len(chunk)
-    return size, running.hexdigest()
 
 
 def distinct(blobs: Iterable[Blob]) -> tuple[Blob, ...]:

@@ -2,7 +2,8 @@
 
 An upload link binds size, SHA-256 and "create if absent" into its signature. Stores differ in what they make of the
 last two: several accept both headers and ignore them. `connect_s3` tries it once at start, so the registry knows
-whether it must hash uploads itself (`enforces_checksum`). Above `largest_put` a blob is put in parts (`s3_parts`).
+whether it must hash uploads itself (`enforces_checksum`). Then, and above `largest_put`, where a blob is put in parts,
+it comes to a place of its namespace first (`s3_incoming`).
 """
 
 import base64
@@ -18,13 +19,16 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from aot.errors import BlobNotFound, InvalidDigest
+from aot.errors import BlobNotFound
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
-from registry.storage.parts import PartUpload
+from registry.storage.parts import Arrival, PartUpload
 from registry.storage.place import S3Place
 from registry.storage.s3_answers import ResumedBody, code_of, status_of, translated
+from registry.storage.s3_copies import S3Copies
+from registry.storage.s3_incoming import S3Incoming, arrivals, incoming_prefix, key_of, parsed
 from registry.storage.s3_parts import S3PartUploads
 from registry.storage.s3_records import S3Records
 
@@ -77,6 +81,7 @@ class S3BlobStore:
         self._prefix = place.key_prefix
         self._encryption = _encryption_of(place)
         self._parts = S3PartUploads(client, place, presign=self._presigned, encryption=self._encryption)
+        self._copies = S3Copies(client, place.bucket, encryption=self._encryption)
 
     def stat(self, digest: Digest) -> int | None:
         with translated(f"look for {digest} in bucket {self._bucket}"):
@@ -88,12 +93,13 @@ class S3BlobStore:
                 raise
 
     def upload_link(self, blob: Blob, *, expires_in: timedelta) -> Link:
-        if blob.size_bytes > self.largest_put_bytes:
-            return self._parts.link(blob, self._key(blob.digest), expires_in=expires_in)
+        return self._put_link(blob, self._key(blob.digest), expires_in)
+
+    def _put_link(self, blob: Blob, key: str, expires_in: timedelta) -> Link:
         checksum = _base64_of(blob.digest)
         parameters = {
             "Bucket": self._bucket,
-            "Key": self._key(blob.digest),
+            "Key": key,
             "ContentLength": blob.size_bytes,
             "ChecksumSHA256": checksum,
             **self._encryption,
@@ -132,20 +138,34 @@ class S3BlobStore:
             self._client, bucket=self._bucket, prefix=f"{self._prefix}records/", encryption=self._encryption
         )
 
-    # Parts (`registry.storage.parts`)
+    # Bytes that were not compared (`registry.storage.parts`)
 
-    def complete(self, blob: Blob) -> int | None:
-        self._parts.complete(blob, self._key(blob.digest), if_absent=self.creates_if_absent)
-        return self.stat(blob.digest)
+    def incoming_of(self, namespace: Namespace) -> S3Incoming:
+        return S3Incoming(
+            namespace,
+            client=self._client,
+            bucket=self._bucket,
+            prefix=self._prefix,
+            largest_put_bytes=self.largest_put_bytes,
+            parts=self._parts,
+            copies=self._copies,
+            put=self._put_link,
+        )
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return arrivals(self._client, self._bucket, self._prefix)
 
     def part_uploads(self) -> Iterator[PartUpload]:
-        for upload in self._parts.begun(f"{self._prefix}sha256/"):
-            with contextlib.suppress(InvalidDigest):  # somebody else's, under a key that no blob has
-                digest = Digest.parse("sha256:" + "".join(upload.key.removeprefix(f"{self._prefix}sha256/").split("/")))
-                yield PartUpload(digest=digest, id=upload.id, begun_at=upload.begun_at)
+        for prefix in (incoming_prefix(self._prefix), f"{self._prefix}sha256/"):
+            for upload in self._parts.begun(prefix):
+                if (whose := parsed(upload.key, self._prefix)) is not None:  # else somebody else's
+                    digest, namespace = whose
+                    yield PartUpload(
+                        digest=digest, id=upload.id, begun_at=upload.begun_at, key=upload.key, namespace=namespace
+                    )
 
     def give_up(self, upload: PartUpload) -> None:
-        self._parts.give_up(self._key(upload.digest), upload.id)
+        self._parts.give_up(upload.key, upload.id)
 
     @contextmanager
     def part_link(self, *, expires_in: timedelta) -> Iterator[str]:
@@ -192,7 +212,7 @@ class S3BlobStore:
         return str(url)
 
     def _key(self, digest: Digest) -> str:
-        return f"{self._prefix}sha256/{digest.hex[:2]}/{digest.hex[2:]}"
+        return key_of(self._prefix, digest)
 
 
 def _encryption_of(place: S3Place) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Uploads in parts to an S3 bucket. The store itself is the account of them: no row says which are open.
 
-Of several open uploads of one key the oldest is the one that everybody goes on with; the others are given up by
-retention when they are old.
+A key is one namespace's. Of several open uploads of it the oldest is the one that the namespace goes on with; the
+others are given up by retention when they are old.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link, Part
 from registry.storage.place import S3Place
-from registry.storage.s3_answers import code_of, status_of, translated
+from registry.storage.s3_answers import status_of, translated
 
 Presign = Callable[[str, dict[str, Any], timedelta], str]
 
@@ -53,8 +53,11 @@ class S3PartUploads:
         parts = tuple(self._part(upload, part, expires_in) for part in missing or slices[-1:])
         return Link(digest=blob.digest, size_bytes=blob.size_bytes, url="", method="PUT", parts=parts)
 
-    def complete(self, blob: Blob, key: str, *, if_absent: bool) -> bool:
-        """True once the object is there; False while parts of it are missing."""
+    def complete(self, blob: Blob, key: str) -> bool:
+        """True where it was this call that made the object; parts of it may be missing.
+
+        Without a condition: what lies at a key of its namespace is no blob yet, and nobody counts on it.
+        """
         upload = self._oldest(key)
         if upload is None:
             return False
@@ -63,7 +66,16 @@ class S3PartUploads:
         if not all(_is_there(part, there) for part in slices):
             return False
         wanted = {"Parts": [{"PartNumber": part.number, "ETag": there[part.number].etag} for part in slices]}
-        return self._complete(upload, wanted, {"IfNoneMatch": "*"} if if_absent else {})
+        with translated(f"complete {upload.key} in bucket {self._bucket}"):
+            try:
+                self._client.complete_multipart_upload(
+                    Bucket=self._bucket, Key=upload.key, UploadId=upload.id, MultipartUpload=wanted
+                )
+            except ClientError as error:
+                if status_of(error) == 404:  # another registry was faster, or retention gave it up
+                    return False
+                raise
+        return True
 
     def begun(self, prefix: str) -> Iterator[Upload]:
         """Every open upload of a key that begins with `prefix`."""
@@ -114,23 +126,6 @@ class S3PartUploads:
             "ContentLength": part.size_bytes,
         }
         return Part(start=part.start, size_bytes=part.size_bytes, url=self._presign("upload_part", bound, expires_in))
-
-    def _complete(self, upload: Upload, parts: dict[str, Any], condition: dict[str, str]) -> bool:
-        with translated(f"complete {upload.key} in bucket {self._bucket}"):
-            try:
-                self._client.complete_multipart_upload(
-                    Bucket=self._bucket, Key=upload.key, UploadId=upload.id, MultipartUpload=parts, **condition
-                )
-            except ClientError as error:
-                if status_of(error) == 412:  # the object is there already
-                    self.give_up(upload.key, upload.id)
-                    return True
-                if status_of(error) == 404:  # another registry was faster, or retention gave it up
-                    return False
-                if condition and code_of(error) in ("NotImplemented", "InvalidArgument", "InvalidRequest"):
-                    return self._complete(upload, parts, {})  # a condition on completion is not known there
-                raise
-        return True
 
 
 def slices_of(blob: Blob, place: S3Place) -> list[Slice]:

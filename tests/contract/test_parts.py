@@ -1,4 +1,7 @@
-"""Blobs too large for one request: put in parts, gone on with where they were interrupted, made whole, given up."""
+"""Blobs too large for one request: put in parts, gone on with where they were interrupted, made whole, given up.
+
+They come to a place of their namespace, and become blobs by a copy inside the store.
+"""
 
 import threading
 import time
@@ -8,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from aot.errors import BlobNotFound
+from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link, Part
 from registry.services.blobs import observe, size_in
-from registry.storage.parts import comes_in_parts
+from registry.storage.parts import Incoming, comes_in_parts
 from registry.storage.place import MIB, S3Place
 from registry.storage.s3 import S3BlobStore, connect_s3
 from tests.contract.conftest import a_place, empty_bucket, s3_client
@@ -20,6 +25,7 @@ from tests.contract.test_blob_store import HOUR, Answer, blob_of, follow, read
 PART = 5 * MIB
 CONTENT = bytes(range(251)) * (11 * MIB // 251)  # two parts and a smaller one
 BLOB = blob_of(CONTENT)
+MINE, OTHERS = Namespace("mine"), Namespace("others")
 
 
 @pytest.fixture(params=["moto", "nanio"])
@@ -43,20 +49,45 @@ def put_part(link: Link, part: Part, body: bytes | None = None) -> Answer:
         return Answer(403, b"", {})
 
 
+def mine(store: S3BlobStore) -> Incoming:
+    return store.incoming_of(MINE)
+
+
+def put_all(incoming: Incoming, content: bytes = CONTENT) -> None:
+    link = incoming.link(BLOB, expires_in=HOUR)
+    for part in link.parts:
+        assert put_part(link, part, content[part.start : part.start + part.size_bytes]).status == 200
+    assert incoming.complete(BLOB) == len(CONTENT)
+
+
+def opened(incoming: Incoming) -> tuple[bytes, str]:
+    stream, version = incoming.open(BLOB.digest)
+    with stream:
+        return stream.read(), version
+
+
+def adopted(incoming: Incoming) -> bool | None:
+    return incoming.adopt(BLOB, version=opened(incoming)[1], seconds=60)
+
+
 def starts(link: Link) -> list[int]:
     return [part.start for part in link.parts]
 
 
 def test_a_blob_of_three_parts_becomes_one_object(store: S3BlobStore) -> None:
-    link = store.upload_link(BLOB, expires_in=HOUR)
+    link = mine(store).link(BLOB, expires_in=HOUR)
     assert (link.url, link.size_bytes, starts(link)) == ("", len(CONTENT), [0, PART, 2 * PART])
     for part in reversed(link.parts):  # the order is nobody's concern
-        assert store.complete(BLOB) is None
+        assert mine(store).complete(BLOB) is None
         assert store.stat(BLOB.digest) is None
         assert put_part(link, part).status == 200
-    assert store.complete(BLOB) == len(CONTENT)
-    assert store.complete(BLOB) == len(CONTENT)
+    assert mine(store).complete(BLOB) == len(CONTENT)
+    assert mine(store).complete(BLOB) == len(CONTENT)
+    assert store.stat(BLOB.digest) is None, "it is no blob before it was hashed"
+    assert adopted(mine(store))
+    mine(store).discard(BLOB.digest)
     assert read(store, BLOB) == CONTENT
+    assert list(store.arrivals()) == []
     got = follow(store.download_link(BLOB, expires_in=HOUR), range=f"bytes={PART - 5}-{PART + 4}")
     assert (got.status, got.body) == (206, CONTENT[PART - 5 : PART + 5])
     assert list(store.part_uploads()) == []
@@ -64,75 +95,126 @@ def test_a_blob_of_three_parts_becomes_one_object(store: S3BlobStore) -> None:
 
 def test_a_blob_up_to_the_limit_goes_in_one_request(store: S3BlobStore) -> None:
     small = Blob(digest=BLOB.digest, size_bytes=PART)
-    link = store.upload_link(small, expires_in=HOUR)
+    link = mine(store).link(small, expires_in=HOUR)
     assert link.parts == () and link.url
     assert not comes_in_parts(small, store) and comes_in_parts(BLOB, store)
 
 
 def test_an_interrupted_upload_lists_what_is_missing(store: S3BlobStore) -> None:
-    link = store.upload_link(BLOB, expires_in=HOUR)
+    link = mine(store).link(BLOB, expires_in=HOUR)
     put_part(link, link.parts[1])
-    again = store.upload_link(BLOB, expires_in=HOUR)
+    again = mine(store).link(BLOB, expires_in=HOUR)
     assert starts(again) == [0, 2 * PART]
     for part in again.parts:
         put_part(again, part)
-    assert starts(store.upload_link(BLOB, expires_in=HOUR)) == [2 * PART], "it may be put again, which changes nothing"
-    assert observe([BLOB], store).sizes == {BLOB.digest: len(CONTENT)}
-    assert read(store, BLOB) == CONTENT
+    assert starts(mine(store).link(BLOB, expires_in=HOUR)) == [2 * PART], "it may be put again, which changes nothing"
+    assert observe([BLOB], store, namespace=MINE).sizes == {BLOB.digest: len(CONTENT)}
+    assert opened(mine(store))[0] == CONTENT
 
 
 def test_a_part_of_another_size_does_not_count(store: S3BlobStore) -> None:
-    link = store.upload_link(BLOB, expires_in=HOUR)
+    link = mine(store).link(BLOB, expires_in=HOUR)
     put_part(link, link.parts[0], CONTENT[: PART - 1])  # refused, or stored and not counted
     for part in link.parts[1:]:
         put_part(link, part)
-    assert store.complete(BLOB) is None
-    assert starts(store.upload_link(BLOB, expires_in=HOUR)) == [0]
+    assert mine(store).complete(BLOB) is None
+    assert starts(mine(store).link(BLOB, expires_in=HOUR)) == [0]
 
 
 def test_two_uploaders_go_on_with_one_upload(place: S3Place, store: S3BlobStore) -> None:
     other = connect_s3(place)
     links: list[Link] = []
     threads = [
-        threading.Thread(target=lambda store=one: links.append(store.upload_link(BLOB, expires_in=HOUR)))
+        threading.Thread(target=lambda store=one: links.append(mine(store).link(BLOB, expires_in=HOUR)))
         for one in (store, other) * 3
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    final = store.upload_link(BLOB, expires_in=HOUR)
+    final = mine(store).link(BLOB, expires_in=HOUR)
     for part in final.parts:
         put_part(final, part)
     sizes: list[int | None] = []
     threads = [
-        threading.Thread(target=lambda store=one: sizes.append(size_in(store, BLOB))) for one in (store, other) * 2
+        threading.Thread(target=lambda store=one: sizes.append(size_in(store, BLOB, namespace=MINE)))
+        for one in (store, other) * 2
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sizes == [len(CONTENT)] * 4
+    assert opened(mine(store))[0] == CONTENT
+
+
+def test_completing_never_writes_over_a_stored_blob_whatever_conditions_the_store_ignores(store: S3BlobStore) -> None:
+    link = mine(store).link(BLOB, expires_in=HOUR)
+    for part in link.parts:
+        put_part(link, part, bytes(part.size_bytes))
+    theirs = store.incoming_of(OTHERS)
+    put_all(theirs)
+    assert adopted(theirs)  # meanwhile: hashed, and proven
+    assert mine(store).complete(BLOB) == len(CONTENT)
+    assert read(store, BLOB) == CONTENT
+    assert observe([BLOB], store, namespace=MINE).sizes == {BLOB.digest: len(CONTENT)}
+    assert {arrival.namespace for arrival in store.arrivals()} == {MINE, OTHERS}
+
+
+def test_one_namespace_cannot_spoil_the_upload_of_another(store: S3BlobStore) -> None:
+    first = mine(store).link(BLOB, expires_in=HOUR)
+    put_part(first, first.parts[0])
+    theirs = store.incoming_of(OTHERS)
+    put_all(theirs, bytes(len(CONTENT)))
+    assert starts(mine(store).link(BLOB, expires_in=HOUR)) == [PART, 2 * PART]
+    put_all(mine(store))
+    assert opened(mine(store))[0] == CONTENT
+    assert opened(theirs)[0] == bytes(len(CONTENT))
+    theirs.discard(BLOB.digest)
+    theirs.discard(BLOB.digest)
+    with pytest.raises(BlobNotFound):
+        theirs.open(BLOB.digest)
+    assert adopted(mine(store))
     assert read(store, BLOB) == CONTENT
 
 
-def test_completing_never_writes_over_a_stored_blob_where_the_store_can_promise_it(
-    place: S3Place, store: S3BlobStore
-) -> None:
-    if not store.creates_if_absent:
-        pytest.skip("known limit of the imitation: no conditions; the registry completes only what is absent")
-    link = store.upload_link(BLOB, expires_in=HOUR)
-    for part in link.parts:
-        put_part(link, part, bytes(part.size_bytes))
-    key = f"some/prefix/sha256/{BLOB.digest.hex[:2]}/{BLOB.digest.hex[2:]}"
-    s3_client(place.endpoint or "").put_object(Bucket=place.bucket, Key=key, Body=CONTENT)
-    assert store.complete(BLOB) == len(CONTENT)
+def test_what_changed_after_it_was_hashed_is_not_adopted(store: S3BlobStore) -> None:
+    put_all(mine(store), bytes(len(CONTENT)))
+    _, version = opened(mine(store))
+    mine(store).discard(BLOB.digest)
+    assert mine(store).adopt(BLOB, version=version, seconds=60) is False
+    put_all(mine(store))
+    assert mine(store).adopt(BLOB, version=version, seconds=60) is False
+    assert adopted(mine(store))
+    assert read(store, BLOB) == CONTENT
+
+
+def test_a_copy_in_parts_goes_on_where_its_time_ended(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = empty_bucket(s3_endpoint, monkeypatch)
+    store = connect_s3(a_place(s3_endpoint, bucket, largest_put_bytes=PART, part_bytes=PART))
+    put_all(mine(store))
+    _, version = opened(mine(store))
+    store._copies.largest_copy_bytes, store._copies.part_bytes = PART, PART
+    monkeypatch.setattr("registry.storage.s3_copies.AT_ONCE", 2)
+    copied: list[str] = []
+    copy = store._client.upload_part_copy
+    monkeypatch.setattr(
+        store._client, "upload_part_copy", lambda **given: copied.append(given["CopySourceRange"]) or copy(**given)
+    )
+    assert mine(store).adopt(BLOB, version=version, seconds=-1) is None
+    assert (len(copied), store.stat(BLOB.digest)) == (2, None)
+    [begun] = store.part_uploads()
+    assert (begun.digest, begun.namespace) == (BLOB.digest, None)
+    assert mine(store).adopt(BLOB, version=version, seconds=-1) is True
+    assert sorted(copied) == sorted(
+        [f"bytes=0-{PART - 1}", f"bytes={PART}-{2 * PART - 1}", f"bytes={2 * PART}-{len(CONTENT) - 1}"]
+    )
     assert read(store, BLOB) == CONTENT
     assert list(store.part_uploads()) == []
 
 
 def test_an_upload_that_is_given_up_is_gone_and_may_begin_again(store: S3BlobStore) -> None:
-    first = store.upload_link(BLOB, expires_in=HOUR)
+    first = mine(store).link(BLOB, expires_in=HOUR)
     put_part(first, first.parts[0])
     [begun] = store.part_uploads()
     assert begun.digest == BLOB.digest
@@ -140,13 +222,20 @@ def test_an_upload_that_is_given_up_is_gone_and_may_begin_again(store: S3BlobSto
     store.give_up(begun)
     assert list(store.part_uploads()) == []
     assert put_part(first, first.parts[1]).status != 200
-    assert store.complete(BLOB) is None
-    assert starts(store.upload_link(BLOB, expires_in=HOUR)) == [0, PART, 2 * PART]
+    assert mine(store).complete(BLOB) is None
+    assert starts(mine(store).link(BLOB, expires_in=HOUR)) == [0, PART, 2 * PART]
 
 
 def test_uploads_of_others_in_the_bucket_are_left_alone(place: S3Place, store: S3BlobStore) -> None:
     client = s3_client(place.endpoint or "")
-    for key in ("elsewhere", "some/prefix/sha256/not-a-digest", "some/prefix2/sha256/ab/cd"):
+    rest = f"sha256/ab/{'cd' * 31}"
+    for key in (
+        "elsewhere",
+        "some/prefix/sha256/not-a-digest",
+        "some/prefix2/sha256/ab/cd",
+        f"some/prefix/incoming/Not A Name/{rest}",
+        f"some/prefix/incoming/{rest}",
+    ):
         client.create_multipart_upload(Bucket=place.bucket, Key=key)
     assert list(store.part_uploads()) == []
 
@@ -155,14 +244,14 @@ def test_a_link_to_a_part_binds_its_length_its_number_and_its_hour(request: pyte
     endpoint = request.getfixturevalue("nanio_endpoint")
     bucket = empty_bucket(endpoint, request.getfixturevalue("monkeypatch"))
     store = connect_s3(a_place(endpoint, bucket, largest_put_bytes=PART, part_bytes=PART))
-    link = store.upload_link(BLOB, expires_in=HOUR)
+    link = mine(store).link(BLOB, expires_in=HOUR)
     assert put_part(link, link.parts[0], CONTENT[: PART + 1]).status == 403
     other = Part(start=0, size_bytes=PART, url=link.parts[0].url.replace("partNumber=1", "partNumber=2"))
     assert put_part(link, other).status == 403
-    short = store.upload_link(BLOB, expires_in=timedelta(seconds=1))
+    short = mine(store).link(BLOB, expires_in=timedelta(seconds=1))
     time.sleep(2.1)
     assert put_part(short, short.parts[0]).status == 403
-    assert starts(store.upload_link(BLOB, expires_in=HOUR)) == [0, PART, 2 * PART]
+    assert starts(mine(store).link(BLOB, expires_in=HOUR)) == [0, PART, 2 * PART]
 
 
 @pytest.mark.parametrize(
@@ -176,10 +265,11 @@ def test_a_large_blob_has_at_most_a_thousand_parts(size: int, part: int, parts: 
 
 
 def test_a_stream_that_breaks_is_taken_up_where_it_ended(store: S3BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = store.upload_link(BLOB, expires_in=HOUR)
+    link = mine(store).link(BLOB, expires_in=HOUR)
     for part in link.parts:
         put_part(link, part)
-    store.complete(BLOB)
+    mine(store).complete(BLOB)
+    assert adopted(mine(store))
     begun: list[str] = []
     get = store._client.get_object
 

@@ -9,6 +9,7 @@ import pytest
 
 from aot.errors import InvalidConfig
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
 from registry.storage import open_store
@@ -155,13 +156,17 @@ def test_everything_that_is_written_is_encrypted_as_told(
     store.records().put("one", b"{}")
     large = bytes(6 * MIB)
     blob = Blob(digest=Digest.of(large), size_bytes=len(large))
-    for part in store.upload_link(blob, expires_in=LIVES).parts:
+    incoming = store.incoming_of(Namespace("default"))
+    for part in incoming.link(blob, expires_in=LIVES).parts:
         place = Link(digest=blob.digest, size_bytes=part.size_bytes, url=part.url, method="PUT")
         assert follow(place, large[part.start : part.start + part.size_bytes]).status == 200
-    assert store.complete(blob) == len(large)
+    assert incoming.complete(blob) == len(large)
+    stream, version = incoming.open(blob.digest)
+    stream.close()
+    assert incoming.adopt(blob, version=version, seconds=20)
     client = s3_client(s3_endpoint)
     keys = [item["Key"] for item in client.list_objects_v2(Bucket=bucket)["Contents"]]
-    assert len(keys) == 3
+    assert len(keys) == 4
     for key in keys:
         found = client.head_object(Bucket=bucket, Key=key)
         assert found["ServerSideEncryption"] == str(deviations["sse"])

@@ -1,0 +1,73 @@
+"""What came to a place of its namespace (`registry.storage.parts`) becomes a blob once it was hashed here.
+
+    put by a namespace → hashed → right: copied to where blobs are, the blob is stored, for every namespace
+                                → wrong twice in a row: removed, and nobody else's upload with it
+
+Each step may be done twice: whoever is slow copies the same bytes, or finds that what it has read is gone.
+"""
+
+import structlog
+
+from aot.errors import BlobNotFound
+from aot.schema.spec import Blob
+from registry.db import blobs as rows
+from registry.deps import Deps
+from registry.storage.parts import Arrival, Incoming, KeepsIncoming, comes_in_parts, incoming_for
+
+log = structlog.get_logger()
+
+
+def complete(blob: Blob, deps: Deps) -> tuple[Arrival, ...]:
+    """Make the blob of its parts in every place where all are there: its client may be gone. Returns these."""
+    if not comes_in_parts(blob, deps.store):
+        return ()
+    with deps.sessions.reading() as session:
+        namespaces = rows.namespaces_of(blob.digest, session)
+    whole = []
+    for namespace in namespaces:
+        incoming = incoming_for(blob, deps.store, namespace)
+        if incoming is not None and incoming.complete(blob) is not None:
+            whole.append(Arrival(digest=blob.digest, namespace=namespace, arrived_at=deps.clock()))
+    return tuple(whole)
+
+
+def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
+    """Hash what has arrived, for so many seconds, and adopt it. True when the blob is stored now.
+
+    What another namespace's bytes have made a blob already is left to retention.
+    """
+    assert isinstance(deps.store, KeepsIncoming)
+    incoming, key = deps.store.incoming_of(arrival.namespace), (arrival.namespace, arrival.digest)
+    with deps.sessions.reading() as session:
+        seen = rows.find_pending(arrival.digest, session)
+    if seen is None:
+        deps.hashing.forget(key)
+        return False
+    try:
+        hashed = deps.hashing.hash(key, arrival.digest, lambda: incoming.open(arrival.digest), seconds=seconds)
+    except BlobNotFound:
+        return False  # another has adopted or removed it meanwhile
+    if hashed is None:
+        return False
+    if hashed.hex != arrival.digest.hex:
+        deps.hashing.forget(key)
+        log.warning("upload-with-other-bytes", digest=arrival.digest, namespace=arrival.namespace, found=hashed.hex)
+        incoming.discard(arrival.digest)
+        return False
+    blob = Blob(digest=arrival.digest, size_bytes=hashed.size_bytes)
+    done = _adopt(blob, incoming, deps, version=hashed.version, seconds=seconds)
+    if done is None:
+        return False
+    deps.hashing.forget(key)
+    if not done:
+        return False
+    with deps.sessions.transaction() as session:
+        stored = rows.mark_hashed(blob, seen, now=deps.clock(), session=session)
+    incoming.discard(arrival.digest)
+    return stored
+
+
+def _adopt(blob: Blob, incoming: Incoming, deps: Deps, *, version: str, seconds: float) -> bool | None:
+    """As `Incoming.adopt`; a copy of another size than was hashed is none."""
+    done = incoming.adopt(blob, version=version, seconds=seconds)
+    return done if not done else deps.store.stat(blob.digest) == blob.size_bytes

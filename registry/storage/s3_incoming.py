@@ -1,0 +1,128 @@
+"""What namespaces put into an S3 bucket before it was hashed: `prefix/incoming/NAMESPACE/sha256/ab/cdef...`.
+
+A namespace has links to its own keys alone, and nobody has one to where blobs are.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, BinaryIO, cast
+
+from botocore.exceptions import ClientError
+
+from aot.errors import AotError, BlobNotFound
+from aot.schema.digest import Digest
+from aot.schema.names import Namespace
+from aot.schema.spec import Blob
+from aot.schema.wire.blobs import Link
+from registry.storage.parts import Arrival
+from registry.storage.s3_answers import ResumedBody, status_of, translated
+from registry.storage.s3_copies import S3Copies
+from registry.storage.s3_parts import S3PartUploads
+
+Put = Callable[[Blob, str, timedelta], Link]
+SHA256 = "sha256/"
+
+
+@dataclass(frozen=True)
+class S3Incoming:
+    """`put` signs a link to one PUT of a blob to a key."""
+
+    namespace: Namespace
+    client: Any = field(repr=False)
+    bucket: str
+    prefix: str
+    largest_put_bytes: int
+    parts: S3PartUploads = field(repr=False)
+    copies: S3Copies = field(repr=False)
+    put: Put = field(repr=False)
+
+    def link(self, blob: Blob, *, expires_in: timedelta) -> Link:
+        if blob.size_bytes > self.largest_put_bytes:
+            return self.parts.link(blob, self._key(blob.digest), expires_in=expires_in)
+        return self.put(blob, self._key(blob.digest), expires_in)
+
+    def complete(self, blob: Blob) -> int | None:
+        key = self._key(blob.digest)
+        found = self._head(key)
+        if found is None and blob.size_bytes > self.largest_put_bytes:
+            self.parts.complete(blob, key)
+            found = self._head(key)  # also where it was another registry that has completed it
+        return None if found is None else int(found["ContentLength"])
+
+    def open(self, digest: Digest) -> tuple[BinaryIO, str]:
+        key, version = self._key(digest), ""
+
+        def begin(position: int) -> tuple[Any, int]:
+            nonlocal version
+            ranged = {"Range": f"bytes={position}-"} if position else {}
+            with translated(f"read {key} from bucket {self.bucket}"):
+                try:
+                    answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
+                except ClientError as error:
+                    if status_of(error) == 404:
+                        raise BlobNotFound(f"nothing has arrived for {digest}", hint="upload it first") from error
+                    raise
+            version = version or str(answer["ETag"])
+            return answer["Body"], int(answer["ContentLength"])
+
+        body = ResumedBody(begin, digest)
+        return cast(BinaryIO, io.BufferedReader(body, buffer_size=1 << 20)), version
+
+    def adopt(self, blob: Blob, *, version: str, seconds: float) -> bool | None:
+        key = self._key(blob.digest)
+        done = self.copies.copy(blob, key, to=key_of(self.prefix, blob.digest), version=version, seconds=seconds)
+        if not done:
+            return done
+        found = self._head(key)
+        # Asked again: a store that ignores the condition has copied whatever lay there.
+        return found is not None and str(found["ETag"]) == version
+
+    def discard(self, digest: Digest) -> None:
+        with translated(f"delete what came for {digest} from bucket {self.bucket}"):
+            self.client.delete_object(Bucket=self.bucket, Key=self._key(digest))
+
+    def _head(self, key: str) -> dict[str, Any] | None:
+        with translated(f"look for {key} in bucket {self.bucket}"):
+            try:
+                return dict(self.client.head_object(Bucket=self.bucket, Key=key))
+            except ClientError as error:
+                if status_of(error) == 404:
+                    return None
+                raise
+
+    def _key(self, digest: Digest) -> str:
+        return key_of(f"{incoming_prefix(self.prefix)}{self.namespace}/", digest)
+
+
+def key_of(prefix: str, digest: Digest) -> str:
+    return f"{prefix}{SHA256}{digest.hex[:2]}/{digest.hex[2:]}"
+
+
+def incoming_prefix(prefix: str) -> str:
+    return f"{prefix}incoming/"
+
+
+def parsed(key: str, prefix: str) -> tuple[Digest, Namespace | None] | None:
+    """Whose key that is; None for a key that no blob has. Without a namespace: where blobs are."""
+    rest, namespace = key.removeprefix(prefix), None
+    try:
+        if key.startswith(incoming_prefix(prefix)):
+            whose, _, rest = key.removeprefix(incoming_prefix(prefix)).partition("/")
+            namespace = Namespace.parse(whose)
+        digest = Digest.parse("sha256:" + rest.removeprefix(SHA256).replace("/", ""))
+    except AotError:
+        return None
+    where = prefix if namespace is None else f"{incoming_prefix(prefix)}{namespace}/"
+    return (digest, namespace) if key == key_of(where, digest) else None
+
+
+def arrivals(client: Any, bucket: str, prefix: str) -> Iterator[Arrival]:
+    pages = client.get_paginator("list_objects_v2")
+    with translated(f"list what has arrived in bucket {bucket}"):
+        for page in pages.paginate(Bucket=bucket, Prefix=incoming_prefix(prefix)):
+            for found in page.get("Contents", ()):
+                match parsed(found["Key"], prefix):
+                    case (digest, Namespace() as namespace):
+                        yield Arrival(digest=digest, namespace=namespace, arrived_at=found["LastModified"])
