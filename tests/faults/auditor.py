@@ -3,7 +3,7 @@
 builds    every accepted build has ended, once; no build has two bundles, or a bundle and another end
 bundles   every visible one is complete in the store, its bytes are those of its digests, a trusted key signed it
 records   every visible bundle and every tag has one that says what its row says, signed by a trusted key
-orphans   after the grace period, nothing is left in the store that no bundle names, and no upload in parts is open
+orphans   after the grace period, nothing is left in the store that no bundle needs, and no upload in parts is open
 """
 
 import hashlib
@@ -21,25 +21,25 @@ from aot.schema.manifest import decode_manifest
 from aot.schema.state import BuildState, BundleState
 from aot.trust import TrustedKeys, verify
 from registry.clock import utc_now
-from registry.db.models import BuildRow, BundleRow, TagRow
+from registry.db.models import BuildRow, BundleRow, MeasurementRow, TagRow
 from registry.db.records import RECORDED_STATES
 from registry.deps import Deps, build_deps
 from registry.services import records
 from registry.services.retention import retain
 from registry.settings import Settings
-from registry.storage.parts import TakesParts
-from tests.faults.backends import ACCESS, BUCKET, SECRET, ObjectStore
+from registry.storage.parts import KeepsIncoming
+from tests.faults.backends import ACCESS, SECRET
 from tests.faults.clients import Accepted
 from tests.faults.fleet import Fleet
+from tests.faults.stacks import Stack
 
-PREFIX = "aot/sha256/"
 ENDS = {"bundle-published": "published", "build-failed": "failed", "build-cancelled": "cancelled"}
 
 
 @dataclass
 class Auditor:
     fleet: Fleet
-    store: ObjectStore
+    stack: Stack
     accepted: Accepted
     trusted: TrustedKeys
 
@@ -58,9 +58,7 @@ class Auditor:
             deps.sessions.close()
 
     def _deps(self) -> Deps:
-        direct = Fleet.blob_url(f"http://127.0.0.1:{self.store.port}")
-        environ = {**self.fleet.environ, "AOT_BLOB_URL": direct, "AOT_DATA_DIR": str(self.fleet.root / "auditor")}
-        return build_deps(Settings.from_environ(environ))
+        return build_deps(Settings.from_environ(self.fleet.environ("auditor", direct=True)))
 
     def _builds(self, deps: Deps) -> None:
         ledger = self.fleet.ledger
@@ -107,14 +105,15 @@ class Auditor:
             self.fleet.ledger.violated("no replica told of any end: the comparison above has seen nothing")
 
     def _bundles(self, deps: Deps) -> set[str]:
-        """Check what is visible; return the store's keys that bundles name."""
-        client, named = self.store.client(), set()
+        """Check what is visible; return the digests that are needed for bundles."""
+        named: set[str] = set()
         with deps.sessions.reading() as session:
             rows = session.scalars(select(BundleRow)).all()
+            # What tuning measured for a bundle is kept beside it.
+            named |= {digest.hex for digest in session.scalars(select(MeasurementRow.blob))}
         for row in rows:
             manifest = decode_manifest(row.manifest)
-            keys = {f"{PREFIX}{blob.digest.hex[:2]}/{blob.digest.hex[2:]}": blob for blob in manifest.blobs}
-            named |= set(keys)
+            named |= {blob.digest.hex for blob in manifest.blobs}
             if row.state is not BundleState.LIVE:
                 continue
             self.fleet.ledger.saw("auditor: visible bundles read whole")
@@ -127,8 +126,8 @@ class Auditor:
                 verify(row.envelope, self.trusted, manifest=row.digest, namespace=row.namespace, name=row.name)
             except (AotError, AssertionError) as error:
                 self.fleet.ledger.violated(f"bundle {row.digest} is not signed: {error}")
-            for key, blob in keys.items():
-                found = _read(client, key)
+            for blob in manifest.blobs:
+                found = self.stack.read(blob.digest.hex)
                 if found is None or hashlib.sha256(found).hexdigest() != blob.digest.hex:
                     self.fleet.ledger.violated(f"bundle {row.digest} is visible without the bytes of {blob.digest}")
         return named
@@ -157,30 +156,20 @@ class Auditor:
     def _orphans(self, deps: Deps, named: set[str]) -> None:
         """Let the grace period pass, and see that what nobody names is gone and nothing else."""
         grace = deps.settings.grace_of_blobs + timedelta(minutes=1)
-        before = _keys(self.store)
+        before = self.stack.digests()
         for times in (1, 2, 3):  # condemn; delete; delete what was half deleted when a sweeper died
             retain(replace(deps, clock=lambda times=times: utc_now() + times * grace))
-        after = _keys(self.store)
+        after = self.stack.digests()
         if left := after - named:
             self.fleet.ledger.violated(f"{len(left)} orphans after the grace period, the first {min(left)}")
         if lost := named - after:
             self.fleet.ledger.violated(f"{len(lost)} blobs of bundles were deleted, the first {min(lost)}")
-        assert isinstance(deps.store, TakesParts)
-        if still := [upload.digest for upload in deps.store.part_uploads()]:
-            self.fleet.ledger.violated(f"{len(still)} uploads in parts are open, the first of {still[0]}")
+        if isinstance(deps.store, KeepsIncoming):
+            if still := [upload.digest for upload in deps.store.part_uploads()]:
+                self.fleet.ledger.violated(f"{len(still)} uploads in parts are open, the first of {still[0]}")
+            if left := [arrival.digest for arrival in deps.store.arrivals()]:
+                self.fleet.ledger.violated(f"{len(left)} uploads became no blob and are there, the first of {left[0]}")
         self.fleet.ledger.saw("auditor: orphans removed by retention", len(before - after))
-
-
-def _read(client: Any, key: str) -> bytes | None:
-    try:
-        return bytes(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
-    except client.exceptions.ClientError:
-        return None
-
-
-def _keys(store: ObjectStore) -> set[str]:
-    pages = store.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=PREFIX)
-    return {found["Key"] for page in pages for found in page.get("Contents", ())}
 
 
 def _event(line: str) -> dict[str, Any]:

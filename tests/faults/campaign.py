@@ -1,4 +1,4 @@
-"""The campaign: servers from wheels, killed and started again while clients submit, workers compile and pods pull.
+"""The campaign: everything killed and started again while clients submit, workers compile and pods pull.
 
     python -m tests.faults                 # AOT_FAULT_SEED and SOAK_SECONDS choose seed and length
 
@@ -16,25 +16,25 @@ from pathlib import Path
 from aot.errors import AotError
 from aot.trust import SigningKey, TrustedKeys
 from tests.faults.auditor import Auditor
-from tests.faults.backends import BUCKET, Backend, ObjectStore, Postgres, Valkey
 from tests.faults.clients import Accepted, Client, Pod, Submitter, start_all
-from tests.faults.fleet import REPLICAS, SWEEPERS, WORKERS, Fleet
+from tests.faults.fleet import SWEEPERS, Fleet
 from tests.faults.ledger import Ledger
-from tests.faults.proxy import FaultProxy
-from tests.faults.schedule import Fault, Strike, make_schedule
-
-STORE_MODES = {fault for fault in Fault if fault.name.startswith("STORE_")} - {Fault.STORE_KILLED}
-PHASE_SECONDS = 4.0
-DRAIN_SECONDS = 120.0
+from tests.faults.schedule import FAKE, Fault, Pace, Strike, make_schedule
+from tests.faults.stacks import STACKS, STORE_MODES
 
 
 @dataclass
 class Campaign:
-    """Everything that runs. `seconds` is how long faults are injected; setting up and draining come on top."""
+    """Everything that runs, on one of STACKS.
+
+    `seconds` is how long faults are injected; setting up and draining come on top.
+    """
 
     root: Path
     seed: int
     seconds: float
+    on: str = "servers"
+    pace: Pace = FAKE
     ledger: Ledger = field(default_factory=Ledger)
     accepted: Accepted = field(default_factory=Accepted)
 
@@ -42,11 +42,13 @@ class Campaign:
         with self._running():
             stop = start_all(self._clients())
             try:
-                self._strike_all(make_schedule(self.seed, self.seconds))
+                self._strike_all(
+                    make_schedule(self.seed, self.seconds, faults=self.stack.faults, every=self.pace.strike_every)
+                )
             finally:
                 stop()
             self._drain()
-            Auditor(self.fleet, self.store, self.accepted, self.trusted).audit()
+            Auditor(self.fleet, self.stack, self.accepted, self.trusted).audit()
         return self.ledger
 
     @contextlib.contextmanager
@@ -54,18 +56,11 @@ class Campaign:
         self.root.mkdir(parents=True, exist_ok=True)
         key = SigningKey.load_or_create(self.root / "signing.key")
         self.trusted = TrustedKeys.of([str(key.public)])
+        self.stack = STACKS[self.on](self.root, seed=self.seed, ledger=self.ledger)
         with contextlib.ExitStack() as ends:
-            self.database, self.broker, self.store = Postgres(self.root), Valkey(self.root), ObjectStore(self.root)
-            for backend in (self.database, self.broker, self.store):
-                ends.callback(backend.close)
-                backend.start()
-                backend.wait()
-            self.store.client().create_bucket(Bucket=BUCKET)
-            self.proxy = FaultProxy(self.store.port, seed=self.seed, ledger=self.ledger)
-            ends.callback(self.proxy.close)
-            self.fleet = Fleet(
-                self.root, self.database.url, self.broker.url, store_url=self.proxy.url, ledger=self.ledger
-            )
+            ends.callback(self.stack.close)
+            self.stack.start()
+            self.fleet = Fleet(self.root, self.stack, self.ledger, self.pace)
             ends.callback(self.fleet.close)
             self.fleet.start()
             yield
@@ -86,7 +81,7 @@ class Campaign:
         deadline = time.monotonic() + 60
         while True:
             workers = [worker for worker in self.fleet.client(0).list_workers().workers if worker.profiles]
-            if len(workers) == WORKERS:
+            if len(workers) == self.pace.workers:
                 return workers[0].profiles[0]
             assert time.monotonic() < deadline, "the workers did not register"
             time.sleep(0.2)
@@ -101,7 +96,7 @@ class Campaign:
             going.append(thread)
         time.sleep(max(0.0, begun + self.seconds - time.monotonic()))
         for thread in going:
-            thread.join(30)
+            thread.join(30 + self.pace.phase_within)
 
     def _strike(self, strike: Strike) -> None:
         try:
@@ -117,37 +112,28 @@ class Campaign:
 
     def _inject(self, strike: Strike) -> bool:
         match strike.fault:
-            case Fault.BROKER_LOST:
-                self._down(self.broker, strike.lasts)
-            case Fault.DATABASE_KILLED:
-                self._down(self.database, strike.lasts)
-            case Fault.STORE_KILLED:
-                self._down(self.store, strike.lasts)
+            case Fault.BROKER_LOST | Fault.DATABASE_KILLED | Fault.STORE_KILLED | Fault.REGISTRY_DISK:
+                self.stack.strike(strike.fault, strike.lasts)
             case Fault.REPLICA_KILLED:
-                self._member_down(f"replica-{strike.which % REPLICAS}", strike.lasts)
+                self._member_down(f"replica-{strike.which % self.fleet.replicas}", strike.lasts)
             case Fault.SWEEPER_KILLED:
                 self._member_down(f"sweeper-{strike.which % SWEEPERS}", strike.lasts)
             case Fault.WORKER_KILLED:
                 return self._kill_in_phase(strike.detail)
             case Fault.WORKER_TOLD:
-                self.fleet.members[f"worker-{strike.which % WORKERS}"].send(signal.SIGTERM)
+                self.fleet.members[f"worker-{strike.which % self.pace.workers}"].send(signal.SIGTERM)
             case Fault.WORKER_DISK:
                 self._flagged(self.fleet.steering / "disk-full", strike.lasts)
             case Fault.CLOCK_AHEAD | Fault.CLOCK_BEHIND:
                 self._turn_clock(strike)
             case fault if fault in STORE_MODES:
-                self.proxy.mode = fault
+                self.stack.proxy.mode = fault
                 time.sleep(strike.lasts)
-                if self.proxy.mode is fault:
-                    self.proxy.mode = None
+                if self.stack.proxy.mode is fault:
+                    self.stack.proxy.mode = None
             case other:
                 raise AssertionError(other)
         return True
-
-    def _down(self, backend: Backend, seconds: float) -> None:
-        backend.kill()
-        time.sleep(seconds)
-        backend.start()
 
     def _member_down(self, name: str, seconds: float) -> None:
         self.fleet.kill(name)
@@ -161,7 +147,7 @@ class Campaign:
         gate = self.fleet.steering / f"hold-{phase}"
         gate.touch()
         try:
-            deadline = time.monotonic() + PHASE_SECONDS
+            deadline = time.monotonic() + self.pace.phase_within
             while time.monotonic() < deadline:
                 lines = reached.read_text().splitlines()[before:] if reached.exists() else []
                 there = {int(pid) for pid, at, _ in map(str.split, lines) if at == phase}
@@ -180,19 +166,20 @@ class Campaign:
         path.unlink(missing_ok=True)
 
     def _turn_clock(self, strike: Strike) -> None:
-        clock = self.fleet.clock(strike.which % REPLICAS)
+        clock = self.stack.clock(f"replica-{strike.which % self.fleet.replicas}")
         clock.write_text("3600" if strike.fault is Fault.CLOCK_AHEAD else "-3600")
         time.sleep(strike.lasts)
-        clock.unlink()
+        clock.unlink(missing_ok=True)
 
     def _drain(self) -> None:
-        """Wait until every accepted build has ended, or DRAIN_SECONDS."""
-        begun = time.monotonic()
+        """Wait until every accepted build has ended, as long as one ends in time after the last."""
+        begun = last_end = time.monotonic()
         left = set(self.accepted.builds)
-        while left and time.monotonic() - begun < DRAIN_SECONDS:
+        while left and time.monotonic() - last_end < self.pace.drain:
             for build in sorted(left):
                 with contextlib.suppress(AotError):
                     if self.fleet.client(0).get_build(build).state.finished:
                         left.discard(build)
+                        last_end = time.monotonic()
             time.sleep(0.3)
         self.ledger.saw("campaign: seconds of draining", round(time.monotonic() - begun))

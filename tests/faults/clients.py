@@ -16,9 +16,24 @@ from aot.schema.digest import Digest
 from aot.schema.names import Name, Reference, Tag
 from aot.trust import TrustedKeys
 from tests.builders import a_spec
-from tests.faults.fleet import REPLICAS, Fleet
+from tests.faults.fleet import Fleet
 
 NAMESPACES = ("default", "limited", "other")
+# What the real compiler makes of it takes it a few seconds; the number makes each another program.
+REAL_MODEL = """
+import torch
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 32)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * {number}
+
+def make():
+    return {{"module": Small(), "args": (torch.randn(4, 16),)}}
+"""
 
 
 @dataclass
@@ -76,14 +91,14 @@ class Client(threading.Thread):
         return self.name.rpartition("-")[0]
 
     def replica(self) -> int:
-        return self.random.randrange(REPLICAS)
+        return self.random.randrange(self.fleet.replicas)
 
 
 class Submitter(Client):
     """Submits models, some again, and cancels some."""
 
     def __init__(self, name: str, fleet: Fleet, accepted: Accepted, *, seed: int, profile: Name) -> None:
-        super().__init__(name, fleet, seed=seed, pause_seconds=0.35)
+        super().__init__(name, fleet, seed=seed, pause_seconds=fleet.pace.submit_every)
         self.accepted = accepted
         self.profile = profile
         self._count = 0
@@ -101,7 +116,9 @@ class Submitter(Client):
         model = f"{self.name}-{self._count}"
         tree = self.fleet.root / "sources" / namespace / model
         tree.mkdir(parents=True, exist_ok=True)
-        (tree / "model.py").write_text(f"def make(): return {model!r}, {self.random.random()}\n")
+        fake = f"def make(): return {model!r}, {self.random.random()}\n"
+        real = REAL_MODEL.format(number=self.random.random())
+        (tree / "model.py").write_text(real if self.fleet.pace.real_compiler else fake)
         packed = pack_factory(tree, "model:make", into=self.fleet.root / "packed" / namespace / model)
         spec = a_spec(model, namespace=namespace, profile=self.profile, source=packed.source)
         priority = self.random.choice((0, 0, 5, -10))

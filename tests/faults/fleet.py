@@ -15,12 +15,12 @@ from aot.client import RegistryClient
 from aot.client.connect import open_client
 from aot.errors import AotError
 from aot.schema.wire.workers import Scope
-from tests.faults.backends import ACCESS, BUCKET, SECRET, free_port
 from tests.faults.ledger import Ledger
+from tests.faults.schedule import FAKE, Pace
+from tests.faults.stacks import Stack
 
 ROOT = Path(__file__).parents[2]
-REPLICAS, SWEEPERS, WORKERS = 2, 2, 3
-LEASE_SECONDS = 3.0
+SWEEPERS = 2
 
 
 @dataclass
@@ -62,82 +62,65 @@ class Fleet:
     """`close` ends every process of it."""
 
     root: Path
-    database_url: str
-    broker_url: str
-    store_url: str
+    stack: Stack
     ledger: Ledger
+    pace: Pace = FAKE
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     members: dict[str, Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steering = self.root / "steering"
         self.steering.mkdir()
-        self.ports = [free_port() for _ in range(REPLICAS)]
+        if self.pace.real_compiler:
+            (self.steering / "real-compiler").touch()
         self._closed = threading.Event()
         self._lock = threading.Lock()
 
-    @property
-    def environ(self) -> dict[str, str]:
-        """What every process of the registry gets."""
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    def environ(self, member: str, *, direct: bool = False) -> dict[str, str]:
+        """What a process of the registry gets."""
         return {
-            **kept,
-            "AWS_ACCESS_KEY_ID": ACCESS,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AOT_DATABASE_URL": self.database_url,
-            "AOT_BROKER_URL": self.broker_url,
-            "AOT_BLOB_URL": self.blob_url(self.store_url),
+            **self._kept(),
+            **self.stack.environ(member, direct=direct),
             "AOT_SIGNING_KEYS": str(self.root / "signing.key"),
             "AOT_ADMIN_TOKEN": self.token,
-            "AOT_LEASE_SECONDS": str(LEASE_SECONDS),
+            "AOT_LEASE_SECONDS": str(self.pace.lease),
             "AOT_RESEND_SECONDS": "2",
             "AOT_SEEN_SECONDS": "2",
             "AOT_MAX_ATTEMPTS": "50",
             "AOT_NAMESPACE_BUILDS": "limited=1",
         }
 
-    @staticmethod
-    def blob_url(endpoint: str) -> str:
-        # About half of what workers upload is larger, and goes in parts.
-        return f"s3://{BUCKET}/aot?endpoint={endpoint}&region=us-east-1&largest_put=30000"
+    @property
+    def replicas(self) -> int:
+        return len(self.stack.ports)
 
     def url(self, replica: int) -> str:
-        return f"http://127.0.0.1:{self.ports[replica % REPLICAS]}"
+        return f"http://127.0.0.1:{self.stack.ports[replica % self.replicas]}"
 
     def client(self, replica: int, *, seconds: float = 10.0) -> RegistryClient:
         return open_client(self.url(replica), self.token, timeout_seconds=seconds, attempts=2)
 
     def start(self) -> None:
         self._run_once("migrate")
-        for number, port in enumerate(self.ports):
-            own = {"AOT_PORT": str(port), "AOT_PUBLIC_URL": f"http://127.0.0.1:{port}"}
-            self._add(f"replica-{number}", ["-m", "tests.faults.serve", str(self.clock(number)), "serve"], **own)
+        for number, port in enumerate(self.stack.ports):
+            name = f"replica-{number}"
+            self._add_registry(name, "serve", AOT_PORT=str(port))
         for number in range(SWEEPERS):
-            self._add(f"sweeper-{number}", ["-m", "registry", "sweep", "--every", "0.5"])
+            self._add_registry(f"sweeper-{number}", "sweep", "--every", "0.5")
         self.wait_until_ready()
-        for number in range(WORKERS):
-            own = {
-                "AOT_URL": self.url(number),
-                "AOT_TOKEN": self.client(0).create_token(f"worker-{number}", scopes=(Scope.CLAIM,)).token,
-                "AOT_WORKER_NAME": f"worker-{number}",
-                "AOT_TRUST_SOURCES": "default,limited,other",
-            }
-            self._add(f"worker-{number}", ["-m", "tests.faults.worker", str(self.steering)], **own)
+        for number in range(self.pace.workers):
+            self._add_worker(f"worker-{number}", self.url(number))
         threading.Thread(target=self._keep, name="orchestrator", daemon=True).start()
 
     def wait_until_ready(self, *, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
-        for replica in range(REPLICAS):
+        for replica in range(self.replicas):
             while True:
                 with contextlib.suppress(AotError):
                     if self.client(replica).get_ready().ready:
                         break
                 assert time.monotonic() < deadline, self.members[f"replica-{replica}"].log.read_text()[-3000:]
                 time.sleep(0.1)
-
-    def clock(self, replica: int) -> Path:
-        """The file that turns the clock of a replica."""
-        return self.root / f"clock-{replica}"
 
     def kill(self, name: str) -> None:
         """Kill it, and keep it down until `release`."""
@@ -163,16 +146,42 @@ class Fleet:
                     if ended and not member.held_down and not self._closed.is_set():
                         member.start()
 
-    def _add(self, name: str, arguments: list[str], **own: str) -> None:
-        data_dir = self.root / name
-        data_dir.mkdir()
-        environ = {**self.environ, "AOT_DATA_DIR": str(data_dir), **own}
-        if name.startswith("worker"):  # a worker holds no credentials of database and bucket
-            secret = ("AWS_", "AOT_DATABASE", "AOT_BLOB", "AOT_SIGNING", "AOT_ADMIN")
-            environ = {name: value for name, value in environ.items() if not name.startswith(secret)}
+    def _add_registry(self, name: str, *arguments: str, **own: str) -> None:
+        run = ["-m", "tests.faults.serve", str(self.stack.clock(name)), *arguments]
+        self._add(name, run, {**self.environ(name), **own})
+
+    def _add_worker(self, name: str, url: str) -> None:
+        """A worker holds no credentials of database and bucket."""
+        environ = {
+            **self._kept(),
+            **self.stack.broker_environ(),
+            "AOT_URL": url,
+            "AOT_TOKEN": self.client(0).create_token(name, scopes=(Scope.CLAIM,)).token,
+            "AOT_DATA_DIR": str(self.root / name),
+            "AOT_WORKER_NAME": name,
+            "AOT_TRUST_SOURCES": "default,limited,other",
+        }
+        if self.pace.real_compiler:
+            _share_headers(self.root / name)
+        self._add(name, ["-m", "tests.faults.worker", str(self.steering)], environ)
+
+    def _add(self, name: str, arguments: list[str], environ: dict[str, str]) -> None:
+        Path(environ["AOT_DATA_DIR"]).mkdir(exist_ok=True, mode=0o700)
         self.members[name] = Member(name, arguments, environ, self.root / f"{name}.log")
         self.members[name].start()
 
+    def _kept(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+
     def _run_once(self, command: str) -> None:
-        environ = {**self.environ, "AOT_DATA_DIR": str(self.root / "once")}
+        environ = self.environ("once")
         subprocess.run([sys.executable, "-m", "registry", command], cwd=ROOT, env=environ, check=True, timeout=60)
+
+
+def _share_headers(data_dir: Path) -> None:
+    """The headers of torch and the compiler, which outlive a run of the tests: a worker's first build is fast."""
+    from tests.integration.compiled import shared_headers
+
+    data_dir.mkdir(mode=0o700)
+    shared_headers().mkdir(parents=True, exist_ok=True)
+    (data_dir / "toolchain").symlink_to(shared_headers())

@@ -26,6 +26,12 @@ class Ledger:
         with self._lock:
             self.violations.append(what)
 
+    def counts(self) -> dict[str, object]:
+        """The ledger as a result file holds it."""
+        counted = {"faults": self.faults, "outcomes": self.outcomes}
+        sums = {name: dict(sorted(counter.items())) for name, counter in counted.items()}
+        return {**sums, "violations": list(self.violations)}
+
     def text(self) -> str:
         """The ledger as people read it."""
         lines = ["faults injected"]

@@ -20,9 +20,12 @@ HOP = {"connection", "transfer-encoding", "keep-alive"}
 class FaultProxy:
     """Listens on a port of its own; `mode` is what happens to a part of the requests now."""
 
-    def __init__(self, upstream_port: int, *, seed: int, ledger: Ledger, share: float = 0.5) -> None:
+    def __init__(
+        self, upstream_port: int, *, seed: int, ledger: Ledger, share: float = 0.5, blobs_below: str = "/sha256/"
+    ) -> None:
         self.upstream_port = upstream_port
         self.ledger = ledger
+        self.blobs_below = blobs_below
         self.mode: Fault | None = None
         self._share = share
         self._random = random.Random(seed)
@@ -62,7 +65,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             fault = proxy.choose()
-            is_blob = "/sha256/" in self.path
+            is_blob = proxy.blobs_below in self.path
             match fault:
                 case Fault.STORE_500 | Fault.STORE_503:
                     self.count(fault)

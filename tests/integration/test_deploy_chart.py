@@ -30,7 +30,7 @@ VALUE_SETS = ("minimal", "production", "gpu")
 KUBERNETES = ("1.33", kubernetes_validate.latest_version())
 OBJECTS = {
     "minimal": 6,  # migration, registry, service, disruption budget, account, sweeper
-    "production": 11,  # and two policies, a worker, its scaler and that one's token
+    "production": 12,  # and an ingress, two policies, a worker, its scaler and that one's token
     "gpu": 7,  # without an account, with two workers
 }
 
@@ -125,6 +125,7 @@ def test_the_schemas_refuse_a_misspelt_field() -> None:
         {"secrets": {"database": {"name": "a", "key": "url", "value": "postgresql://u:p@h/d"}}},
         {"image": {"repository": "aot-registry/server", "tag": "latest"}},
         {"settings": {"PATH": "/tmp"}},
+        {"ingress": {"enabled": True, "host": "aot.example.com"}},
         {"workers": [{"name": "a", "image": {"repository": "r"}}]},
         {
             "workers": [
@@ -137,7 +138,17 @@ def test_the_schemas_refuse_a_misspelt_field() -> None:
             ]
         },
     ],
-    ids=["directory", "no-url", "typo", "plain-secret", "latest", "not-ours", "no-token", "scaled-without-profile"],
+    ids=[
+        "directory",
+        "no-url",
+        "typo",
+        "plain-secret",
+        "latest",
+        "not-ours",
+        "second-host",
+        "no-token",
+        "scaled-without-profile",
+    ],
 )
 def test_wrong_values_are_refused_before_anything_is_rendered(change: dict[str, Any]) -> None:
     with pytest.raises(helm_python.HelmError):
@@ -280,6 +291,39 @@ def test_selectors_find_their_pods_and_no_others() -> None:
     assert {name for name, pod in pods(objects).items() if is_part_of(pod["metadata"]["labels"], allowed)} == {
         "aot-worker-cpu-v3"
     }
+
+
+def test_the_ingress_leads_the_public_address_to_the_registrys_port() -> None:
+    objects = render(values_of("production"))
+    ingress, service = one(objects, "Ingress", "aot"), one(objects, "Service", "aot")
+    assert ingress["spec"]["ingressClassName"] == "nginx"
+    assert ingress["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/proxy-body-size": "64m"}
+    assert ingress["spec"]["tls"] == [{"hosts": ["aot.example.com"], "secretName": "aot-tls"}]
+    [rule] = ingress["spec"]["rules"]
+    [path] = rule["http"]["paths"]
+    assert (rule["host"], path["path"], path["pathType"]) == ("aot.example.com", "/", "Prefix")
+    backend = path["backend"]["service"]
+    assert backend["name"] == service["metadata"]["name"]
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "tls"),
+    [
+        ("https://aot.example.com:8443", "aot.example.com", [{"hosts": ["aot.example.com"]}]),
+        ("http://aot.internal", "aot.internal", None),
+    ],
+)
+def test_an_ingress_has_the_host_and_the_scheme_of_the_public_address(url: str, host: str, tls: Any) -> None:
+    objects = render({**values_of("minimal"), "publicUrl": url, "ingress": {"enabled": True}})
+    spec = one(objects, "Ingress", "aot")["spec"]
+    assert ([rule["host"] for rule in spec["rules"]], spec.get("tls")) == ([host], tls)
+    assert "ingressClassName" not in spec
+    kubernetes_validate.validate(one(objects, "Ingress", "aot"), KUBERNETES[0], strict=True)
+
+
+def test_without_being_asked_there_is_no_ingress() -> None:
+    assert "Ingress" not in {found["kind"] for found in render(values_of("minimal"))}
 
 
 def test_the_scaler_reads_the_queue_where_the_registry_says_it() -> None:
