@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Connection, Select, Text, bindparam, cast, select
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope
 from aot.schema.names import Name, Namespace, Tag
-from aot.schema.spec import Blob
+from aot.schema.spec import Blob, Spec
 from aot.schema.state import BundleState
 from aot.schema.wire.workers import Scope
-from registry.db.models import ArtifactBlobRow, BundleRow, TagRow, TokenRow
+from registry.db.models import ArtifactBlobRow, BuildRow, BundleRow, TagRow, TokenRow
+from registry.db.types import Joined
 
+Reader = Session | Connection
+"""What a statement goes through: a glance is a connection, without the session that only the ORM needs."""
 BUNDLES, TAGS = BundleRow.__table__.c, TagRow.__table__.c
-FILES, TOKENS = ArtifactBlobRow.__table__.c, TokenRow.__table__.c
+FILES, TOKENS, BUILDS = ArtifactBlobRow.__table__.c, TokenRow.__table__.c, BuildRow.__table__.c
 
 
 @dataclass(frozen=True)
@@ -60,47 +63,67 @@ class KnownToken(NamedTuple):
     expires_at: datetime | None
 
 
-def find_token(digest: str, session: Session) -> KnownToken | None:
+class Attempt(NamedTuple):
+    spec: Spec
+    requalify: Digest | None  # the pushed bundle that it proves
+
+
+def find_token(digest: str, reader: Reader) -> KnownToken | None:
     """The token whose secret has this SHA-256, expired or not."""
-    row = _rows(_TOKEN, {"hash": digest}, session)
+    row = _rows(_TOKEN, {"hash": digest}, reader)
     return KnownToken(*row[0]) if row else None
 
 
-def resolve_tag(namespace: Namespace, name: Name, tag: Tag, *, session: Session) -> tuple[Resolved, ...]:
+def resolve_tag(namespace: Namespace, name: Name, tag: Tag, *, reader: Reader) -> tuple[Resolved, ...]:
     """Every bundle that the tag stands for, whatever its state, by profile."""
-    return _resolved(_OF_TAG, {"namespace": namespace, "name": name, "tag": tag}, session)
+    return _resolved(_OF_TAG, {"namespace": namespace, "name": name, "tag": tag}, reader)
 
 
-def resolve_digests(digests: Iterable[Digest], session: Session) -> tuple[Resolved, ...]:
+def resolve_digests(digests: Iterable[Digest], reader: Reader) -> tuple[Resolved, ...]:
     wanted = list(digests)
-    return _resolved(_OF_DIGESTS, {"digests": wanted}, session) if wanted else ()
+    return _resolved(_OF_DIGESTS, {"digests": wanted}, reader) if wanted else ()
 
 
 def resolve_pinned(
-    namespace: Namespace, name: Name, digests: Sequence[Digest], *, session: Session
+    namespace: Namespace, name: Name, digests: Sequence[Digest], *, reader: Reader
 ) -> tuple[Resolved, ...]:
     """Those of `digests` that are bundles of this model, whatever their state, in the order given."""
-    found = _resolved(_PINNED, {"digests": list(digests), "namespace": namespace, "name": name}, session)
+    found = _resolved(_PINNED, {"digests": list(digests), "namespace": namespace, "name": name}, reader)
     return tuple(sorted(found, key=lambda bundle: digests.index(bundle.digest)))
 
 
-def blobs_of(digest: Digest, session: Session) -> Listed | None:
-    rows = _rows(_FILES_OF, {"bundle": digest}, session)
+def blobs_of(digest: Digest, reader: Reader) -> Listed | None:
+    rows = _rows(_FILES_OF, {"bundle": digest}, reader)
     if not rows:
         return None
-    sizes = {row[5]: row[6] for row in rows if row[5] is not None}
-    blobs = tuple(Blob(digest=blob, size_bytes=size) for blob, size in sizes.items())
-    return Listed(*rows[0][:5], blobs=blobs)
+    *bundle, files = rows[0]
+    return Listed(*bundle, blobs=_blobs(files))
 
 
-def _rows(statement: Select[Any], values: Mapping[str, Any], session: Session) -> Sequence[Any]:
-    return session.connection().execute(statement, values).all()
+def find_attempt(build: str, attempt: int | None, reader: Reader) -> Attempt | None:
+    """What this attempt of the build works on; None where the build is gone, or at another attempt."""
+    row = _rows(_ATTEMPT, {"build": build, "attempt": attempt}, reader)
+    return Attempt(*row[0]) if row else None
 
 
-def _resolved(statement: Select[Any], values: Mapping[str, Any], session: Session) -> tuple[Resolved, ...]:
+def _blobs(files: str | None) -> tuple[Blob, ...]:
+    """Each blob once, in the order of the digests; `files` are "digest size", commas between."""
+    each = (file.split() for file in sorted(set(_parts(files))))
+    return tuple(Blob(digest=Digest(digest), size_bytes=int(size)) for digest, size in each)
+
+
+def _parts(joined: str | None) -> list[str]:
+    return joined.split(",") if joined else []
+
+
+def _rows(statement: Select[Any], values: Mapping[str, Any], reader: Reader) -> Sequence[Any]:
+    connection = reader if isinstance(reader, Connection) else reader.connection()
+    return connection.execute(statement, values).all()
+
+
+def _resolved(statement: Select[Any], values: Mapping[str, Any], reader: Reader) -> tuple[Resolved, ...]:
     return tuple(
-        Resolved(*row[:-1], tags=tuple(sorted(Tag(tag) for tag in row[-1].split(",")) if row[-1] else ()))
-        for row in _rows(statement, values, session)
+        Resolved(*row[:-1], tags=tuple(sorted(map(Tag, _parts(row[-1]))))) for row in _rows(statement, values, reader)
     )
 
 
@@ -108,7 +131,7 @@ def _resolving() -> Select[Any]:
     # A second look at the tags inside the one query: `Resolved.tags` are all of the bundle's, not only the one asked.
     every = TagRow.__table__.alias("every_tag")
     tags = (
-        select(func.aggregate_strings(every.c.tag, ","))
+        select(Joined(every.c.tag))
         .where(every.c.bundle == BUNDLES.digest)
         .correlate(BundleRow.__table__)
         .scalar_subquery()
@@ -138,18 +161,18 @@ _OF_TAG = (
 )
 _OF_DIGESTS = _resolving().where(BUNDLES.digest.in_(bindparam("digests", expanding=True)))
 _PINNED = _OF_DIGESTS.where(BUNDLES.namespace == bindparam("namespace"), BUNDLES.name == bindparam("name"))
-_FILES_OF = (
-    select(
-        BUNDLES.namespace,
-        BUNDLES.state,
-        BUNDLES.withdrawn_reason,
-        BUNDLES.replacement,
-        BUNDLES.damage,
-        FILES.digest,
-        FILES.size_bytes,
-    )
-    .select_from(BundleRow.__table__)
-    .join(ArtifactBlobRow.__table__, FILES.bundle == BUNDLES.digest, isouter=True)
-    .where(BUNDLES.digest == bindparam("bundle"))
-    .order_by(FILES.position)
+# One row: with one for every blob, making values of the bundle's columns each time took as long as all the rest.
+_FILES_OF = select(
+    BUNDLES.namespace,
+    BUNDLES.state,
+    BUNDLES.withdrawn_reason,
+    BUNDLES.replacement,
+    BUNDLES.damage,
+    select(Joined(cast(FILES.digest, Text) + " " + cast(FILES.size_bytes, Text)))
+    .where(FILES.bundle == BUNDLES.digest)
+    .correlate(BundleRow.__table__)
+    .scalar_subquery(),
+).where(BUNDLES.digest == bindparam("bundle"))
+_ATTEMPT = select(BUILDS.spec, BUILDS.requalify).where(
+    BUILDS.id == bindparam("build"), BUILDS.attempt == bindparam("attempt")
 )

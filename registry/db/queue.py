@@ -1,14 +1,19 @@
 """SQL of the queue. Each read costs the same with ten builds waiting as with ten thousand.
 
 The partial indexes serve it only where a statement says the index's condition in the same words: hence literals, not
-parameters. A build is *ready* while nothing is known that keeps it from being built (`waiting` is empty).
+parameters. PostgreSQL takes `ix_builds_ready` for certain only where no other index has the order that is asked for:
+hence whole places in it are compared where equal columns would say the same. By those it took `ix_builds_queued`, and
+walked past every older build of the other namespaces.
+
+A build is *ready* while nothing is known that keeps it from being built (`waiting` is empty).
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import NamedTuple
 
-from sqlalchemy import Integer, String, and_, func, literal_column, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Integer, String, and_, func, literal_column, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from aot.schema.names import Name, Namespace
@@ -19,6 +24,7 @@ from registry.db.types import UtcTime, Word
 QUEUED = literal_column("builds.state", String) == literal_column("'queued'", String)
 RUNNING = literal_column("builds.state", String) == literal_column("'running'", String)
 READY = and_(QUEUED, literal_column("builds.waiting", String) == literal_column("''", String))
+QUEUE = (BuildRow.namespace, BuildRow.profile)
 FIRST_PAGE, PAGE = 1, 20
 # A replica that hangs in the middle of a claim must not hang the others.
 LOCK_SECONDS = 10
@@ -32,13 +38,16 @@ _HEADS = text(
                 WHERE state = 'queued' AND waiting = '' AND namespace > waits.namespace)
         FROM waits WHERE waits.namespace IS NOT NULL
     ), best(namespace, priority) AS (
-        SELECT waits.namespace, (SELECT max(priority) FROM builds
-            WHERE state = 'queued' AND waiting = '' AND namespace = waits.namespace AND profile = :profile)
+        SELECT waits.namespace, (SELECT top.priority FROM (SELECT namespace, profile, priority FROM builds
+                WHERE state = 'queued' AND waiting = '' AND (namespace, profile) <= (waits.namespace, :profile)
+                ORDER BY namespace DESC, profile DESC, priority DESC LIMIT 1) AS top
+            WHERE top.namespace = waits.namespace AND top.profile = :profile)
         FROM waits WHERE waits.namespace IS NOT NULL
     )
-    SELECT best.namespace, best.priority, (SELECT min(id) FROM builds
-            WHERE state = 'queued' AND waiting = '' AND namespace = best.namespace AND profile = :profile
-              AND priority = best.priority) AS build,
+    SELECT best.namespace, best.priority, (SELECT id FROM builds
+            WHERE state = 'queued' AND waiting = ''
+              AND (namespace, profile, priority) >= (best.namespace, :profile, best.priority)
+            ORDER BY namespace, profile, priority, id LIMIT 1) AS build,
         namespace_claims.claimed_at
     FROM best LEFT JOIN namespace_claims ON namespace_claims.namespace = best.namespace
     WHERE best.priority IS NOT NULL
@@ -92,15 +101,29 @@ def ready_builds(namespace: Namespace, profile: Name, session: Session) -> Itera
 
     Page by page, each to its end before the next: the caller may write between two rows.
     """
-    these = (READY, BuildRow.namespace == namespace, BuildRow.profile == profile)
-    priority = session.scalar(select(func.max(BuildRow.priority)).where(*these))
+    priority = _highest(tuple_(*QUEUE) <= (namespace, profile), namespace, profile, session)
     while priority is not None:
         after, limit = "", FIRST_PAGE
-        of_it = select(BuildRow).where(*these, BuildRow.priority == priority).order_by(BuildRow.id)
-        while page := session.scalars(of_it.where(BuildRow.id > after).limit(limit)).all():
+        while page := _page((namespace, profile, priority, after), session, limit=limit):
             yield from page
             after, limit = page[-1].id, PAGE
-        priority = session.scalar(select(func.max(BuildRow.priority)).where(*these, BuildRow.priority < priority))
+        priority = _highest(
+            tuple_(*QUEUE, BuildRow.priority) < (namespace, profile, priority), namespace, profile, session
+        )
+
+
+def _highest(place: ColumnElement[bool], namespace: Namespace, profile: Name, session: Session) -> int | None:
+    """The priority of the last ready build at such a `place`; None where that is in another queue."""
+    backwards = (*(column.desc() for column in QUEUE), BuildRow.priority.desc())
+    row = session.execute(select(*QUEUE, BuildRow.priority).where(READY, place).order_by(*backwards).limit(1)).first()
+    return row.priority if row is not None and (row.namespace, row.profile) == (namespace, profile) else None
+
+
+def _page(after: tuple[Namespace, Name, int, str], session: Session, *, limit: int) -> list[BuildRow]:
+    """The next ready builds of the same namespace, profile and priority."""
+    columns = (*QUEUE, BuildRow.priority, BuildRow.id)
+    found = session.scalars(select(BuildRow).where(READY, tuple_(*columns) > after).order_by(*columns).limit(limit))
+    return list(takewhile(lambda row: (row.namespace, row.profile, row.priority) == after[:3], found.all()))
 
 
 def held_up_builds(profile: Name, session: Session, *, limit: int) -> Sequence[BuildRow]:
@@ -131,9 +154,12 @@ def make_ready(profile: Name, *, unless: Sequence[str], session: Session) -> Non
     session.execute(these.values(waiting=""), execution_options={"synchronize_session": False})
 
 
-def due_tickets(profile: Name, session: Session, *, sent_before: datetime, limit: int) -> Sequence[BuildRow]:
-    """Ready builds of the profile whose last ticket was sent before the time, the oldest first."""
-    query = select(BuildRow).where(READY, BuildRow.profile == profile, BuildRow.sent_at <= sent_before)
+def due_tickets(
+    profile: Name, session: Session, *, sent_before: datetime, or_after: datetime, limit: int
+) -> Sequence[BuildRow]:
+    """Ready builds of the profile whose last ticket was sent before the one time or after the other; oldest first."""
+    due = or_(BuildRow.sent_at <= sent_before, BuildRow.sent_at > or_after)
+    query = select(BuildRow).where(READY, BuildRow.profile == profile, due)
     return session.scalars(query.order_by(BuildRow.id).limit(limit)).all()
 
 

@@ -1,6 +1,7 @@
 """Sessions and transactions. One commit, at the edge; the database's errors are translated here and nowhere else."""
 
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,15 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import InvalidatePoolError as NotConnected
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from aot.errors import InvalidConfig, StorageUnavailable
 
 BUSY_SECONDS = 30.0
+# A glance asks whether its connection still lives only after this: the question is a round trip of its own.
+QUIET_SECONDS = 1.0
 # As SQLite and PostgreSQL say it.
 DISK_FULL = ("database or disk is full", "No space left on device")
 log = structlog.get_logger()
@@ -29,12 +33,10 @@ class Sessions:
     wrong moments waits for seconds.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, glancing_engine: Engine) -> None:
         self.engine = engine
         self.writing_engine = engine.execution_options(writes=True)
-        # A transaction around one statement costs PostgreSQL two more round trips, and tells nothing more.
-        alone = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {}
-        self.glancing_engine = engine.execution_options(**alone)
+        self.glancing_engine = glancing_engine
         self._writer = threading.Lock() if engine.dialect.name == "sqlite" else None
 
     @contextmanager
@@ -44,10 +46,13 @@ class Sessions:
             yield session
 
     @contextmanager
-    def glancing(self) -> Iterator[Session]:
-        """Like `reading`, for what is read in one statement: several would each see the moment of their own."""
-        with translated(), Session(self.glancing_engine, expire_on_commit=False) as session:
-            yield session
+    def glancing(self) -> Iterator[Connection]:
+        """For what is read in one statement (`registry.db.hot`): several would each see the moment of their own.
+
+        A connection that was lost within QUIET_SECONDS is noticed by the statement: StorageUnavailable, and a retry.
+        """
+        with translated(), self.glancing_engine.connect() as connection:
+            yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -87,12 +92,16 @@ class Sessions:
 
     def close(self) -> None:
         self.engine.dispose()
+        self.glancing_engine.dispose()
 
 
 def open_sessions(url: str) -> Sessions:
     """Raises InvalidConfig for a URL that no driver understands."""
     try:
         engine = create_engine(url, pool_pre_ping=True, pool_size=16, max_overflow=32)
+        # A transaction around one statement costs two more round trips, and tells nothing more.
+        alone: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
+        glancing = create_engine(url, pool_size=16, max_overflow=32, pool_reset_on_return=None, **alone)
     except (ArgumentError, ImportError) as error:
         raise InvalidConfig(
             f"AOT_DATABASE_URL is not a database URL: {error}",
@@ -101,7 +110,10 @@ def open_sessions(url: str) -> Sessions:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
-    return Sessions(engine)
+        event.listen(glancing, "connect", _open_sqlite)
+    else:  # a file is not lost
+        _ask_when_quiet(glancing)
+    return Sessions(engine, glancing)
 
 
 def _open_sqlite(connection: Any, _record: Any) -> None:
@@ -118,6 +130,26 @@ def _begin_sqlite(connection: Any) -> None:
     # A writer takes the lock at once: one that read first could find its view out of date and fail without waiting.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _ask_when_quiet(engine: Engine) -> None:
+    """What `pool_pre_ping` does at every checkout, only after QUIET_SECONDS: the pool then connects anew."""
+    dialect = engine.dialect
+
+    def ask(connection: Any, record: Any, _fairy: Any) -> None:
+        used_at = record.info.get("used_at")
+        if used_at is None or time.monotonic() - used_at < QUIET_SECONDS:
+            return
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as error:
+            raise NotConnected from error
+
+    def note(_connection: Any, record: Any) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    event.listen(engine, "checkout", ask)
+    event.listen(engine, "checkin", note)
 
 
 @contextmanager

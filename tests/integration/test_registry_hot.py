@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import delete, event, select, text
 
+from aot.errors import BundleNotFound, StorageUnavailable, Unauthenticated
 from aot.schema.digest import Digest
 from aot.schema.wire.blobs import DownloadLinksRequest
 from aot.schema.wire.bundles import TagRequest
 from aot.schema.wire.workers import Scope
 from registry.db import hot
+from registry.db.models import ArtifactBlobRow, TokenRow
+from registry.db.session import open_sessions
+from registry.services import tokens
+from registry.services.callers import REMEMBERED_SECONDS
 from tests.builders import a_profile, a_spec
 from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
 from tests.service import Service, a_service
@@ -35,15 +40,17 @@ def statements(service: Service) -> Iterator[list[str]]:
         if not arguments[2].startswith("BEGIN"):
             sent.append(arguments[2])
 
-    engine = service.deps.sessions.engine
-    event.listen(engine, "before_cursor_execute", note)
+    engines = (service.deps.sessions.engine, service.deps.sessions.glancing_engine)
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
     try:
         yield sent
     finally:
-        event.remove(engine, "before_cursor_execute", note)
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", note)
 
 
-def test_a_pods_two_requests_are_two_statements_each(service: Service) -> None:
+def test_a_pods_two_requests_are_one_statement_each_and_one_for_its_token(service: Service) -> None:
     bundle = service.published(a_spec()).bundle
     service.call("tag", TagRequest(bundle=bundle), namespace="default", name="mini", tag="latest")
     token = service.token(Scope.READ)
@@ -54,7 +61,61 @@ def test_a_pods_two_requests_are_two_statements_each(service: Service) -> None:
     with statements(service) as sent:
         links = service.call("get_download_links", DownloadLinksRequest(), token=token, digest=bundle).links
     assert len(links) > 0
-    assert ["FROM tokens" in sql for sql in sent] == [True, False]
+    assert ["FROM tokens" in sql for sql in sent] == [False]
+
+
+def test_a_removed_token_reads_for_five_seconds_more_and_does_nothing_else(service: Service) -> None:
+    bundle = service.published(a_spec()).bundle
+    token = service.token(Scope.ADMIN)
+
+    def links() -> Any:
+        return service.call("get_download_links", DownloadLinksRequest(), token=token, digest=bundle).links
+
+    assert links()
+    with service.deps.sessions.transaction() as session:
+        session.execute(delete(TokenRow).where(TokenRow.hash == tokens.hash_of(token)))
+    with pytest.raises(Unauthenticated):
+        service.call("search", token=token)
+    service.clock.advance(REMEMBERED_SECONDS - 0.1)
+    assert links()
+    service.clock.advance(0.1)
+    with pytest.raises(Unauthenticated):
+        links()
+
+
+def test_a_remembered_token_still_expires_at_its_time(service: Service) -> None:
+    bundle = service.published(a_spec()).bundle
+    token = service.token(Scope.READ, seconds=2)
+    place = {"namespace": "default", "name": "mini", "target": bundle}
+    service.call("resolve", token=token, **place)
+    service.clock.advance(2)
+    with pytest.raises(Unauthenticated):
+        service.call("resolve", token=token, **place)
+
+
+def test_a_remembered_caller_gets_no_more_than_its_token_allows(service: Service) -> None:
+    bundle = service.published(a_spec()).bundle
+    token = service.token(Scope.READ, namespaces=["other"])
+    for _ in range(2):  # looked up, then remembered
+        with pytest.raises(BundleNotFound):
+            service.call("get_download_links", DownloadLinksRequest(), token=token, digest=bundle)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"digests": 1}', b'{"wanted": []}'])
+def test_a_body_that_is_not_one_is_refused_on_the_short_way_too(service: Service, body: bytes) -> None:
+    headers = {"authorization": f"Bearer {service.admin}"}
+    answer = service.http.post(f"/v1/bundles/{Digest.of(b'x')}/links", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["code"] in ("invalid-input", "malformed-document")
+
+
+def test_the_short_way_refuses_a_body_over_the_limit(tmp_path: Path) -> None:
+    with a_service(tmp_path, AOT_MAX_BODY_BYTES="1000") as service:
+        headers = {"authorization": f"Bearer {service.admin}"}
+        url = f"/v1/bundles/{Digest.of(b'x')}/links"
+        answer = service.http.post(url, content=b" " * 1001, headers=headers)
+        assert answer.status_code == 413
+        assert service.http.post(url, content=b"{}".ljust(1000), headers=headers).status_code == 404
 
 
 def test_a_bundle_under_several_tags_names_them_all(service: Service) -> None:
@@ -62,10 +123,10 @@ def test_a_bundle_under_several_tags_names_them_all(service: Service) -> None:
     for tag in ("b", "latest", "a"):
         service.call("tag", TagRequest(bundle=bundle), namespace="default", name="mini", tag=tag)
     with service.deps.sessions.reading() as session:
-        [by_tag] = hot.resolve_tag("default", "mini", "a", session=session)  # type: ignore[arg-type]
+        [by_tag] = hot.resolve_tag("default", "mini", "a", reader=session)  # type: ignore[arg-type]
         [by_digest] = hot.resolve_digests([bundle], session)
-        pinned = hot.resolve_pinned("default", "mini", [Digest.of(b"none"), bundle], session=session)  # type: ignore[arg-type]
-        assert hot.resolve_pinned("default", "other", [bundle], session=session) == ()  # type: ignore[arg-type]
+        pinned = hot.resolve_pinned("default", "mini", [Digest.of(b"none"), bundle], reader=session)  # type: ignore[arg-type]
+        assert hot.resolve_pinned("default", "other", [bundle], reader=session) == ()  # type: ignore[arg-type]
         assert hot.resolve_digests([], session) == ()
         assert hot.blobs_of(Digest.of(b"none"), session) is None
     assert by_tag == by_digest == pinned[0] and len(pinned) == 1
@@ -73,8 +134,44 @@ def test_a_bundle_under_several_tags_names_them_all(service: Service) -> None:
     assert Digest.of(by_tag.manifest) == bundle and by_tag.envelope is not None
 
 
+def test_a_bundle_names_a_blob_of_two_files_once(service: Service) -> None:
+    bundle = service.published(a_spec()).bundle
+    with service.deps.sessions.transaction() as session:
+        first = session.scalars(select(ArtifactBlobRow).where(ArtifactBlobRow.bundle == bundle)).first()
+        assert first is not None
+        copied = {column.name: getattr(first, column.name) for column in ArtifactBlobRow.__table__.columns}
+        session.add(ArtifactBlobRow(**copied | {"position": 99}))
+    with service.deps.sessions.glancing() as reader:
+        listed = hot.blobs_of(bundle, reader)
+    assert listed is not None
+    digests = [blob.digest for blob in listed.blobs]
+    assert first.digest in digests and digests == sorted(set(digests))
+    assert {blob.digest: blob.size_bytes for blob in listed.blobs}[first.digest] == first.size_bytes
+
+
+def test_a_glance_notices_a_lost_connection_when_it_was_quiet(database_url: str, monkeypatch: Any) -> None:  # noqa: F811
+    sessions = open_sessions(database_url)
+    ours = text("SELECT pg_backend_pid()")
+    end = text("SELECT pg_terminate_backend(:pid, 5000)")
+
+    def lose() -> None:
+        with sessions.glancing() as glance:
+            lost = glance.scalar(ours)
+        with sessions.reading() as session:
+            assert session.scalar(end, {"pid": lost})
+
+    lose()
+    with pytest.raises(StorageUnavailable), sessions.glancing() as glance:
+        glance.scalar(ours)
+    lose()
+    monkeypatch.setattr("registry.db.session.QUIET_SECONDS", 0.0)
+    with sessions.glancing() as glance:
+        assert glance.scalar(ours)
+    sessions.close()
+
+
 def test_what_a_glance_reads_is_what_was_committed(service: Service) -> None:
     secret = service.token(Scope.READ)
-    with service.deps.sessions.glancing() as session:
-        assert hot.find_token("0" * 64, session) is None
+    with service.deps.sessions.glancing() as reader:
+        assert hot.find_token("0" * 64, reader) is None
     assert service.call("search", token=secret).bundles == ()
