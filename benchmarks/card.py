@@ -1,19 +1,22 @@
 """Everything on a card, in one command: the GPU tests, then models through a service against every other way to start.
 
 `python -m benchmarks.card [--models decoder,llama-decode] [--rows ours,package,warm] [--seconds 500] [--data DIR]`
-writes `benchmarks/results/<card>-<torch>.json` after each row. A row replaces the same row of the same model and mode
+writes `benchmarks/results/<card>-<torch>.json` after each row, and in the midst of it once its starts are measured: a
+call that is ended from outside loses latencies at most. A row replaces the same row of the same model and mode
 there and leaves all others, so that several short calls make one file; `--data` keeps builds, checkpoints and compiler
 caches between calls on one machine. When the seconds are over no row is begun any more, and those that were not
-reached are listed in the file. `--device cpu --tiny` tries the whole with few and narrow layers.
+reached are listed in the file. `--device cpu --tiny` tries the whole with few and narrow layers. Peak memory is bounded
+for modes without graphs: `--rows ours --mode max-autotune-no-cudagraphs` beside the default of `--mode`, max-autotune.
 
 Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
     ours         a bundle that was built by the service and pulled; the registry is not asked
-    package      torch's own loader of packages compiled with the same options
     jit          torch.compile on empty caches, once; makes what `warm` and `mega-cache` start from
     warm         torch.compile on the compiler cache that `jit` has left
     mega-cache   torch.compile on empty caches and the blob that `jit` has saved
     jit-default  torch.compile in mode default on empty caches, once
+    package      torch's own loader of packages compiled with the same options; its build takes minutes
     aot-compile  a function that torch.compile wrote with its guards
+    second-build of decoder and resnet50: tuning's seconds that are saved after one layer's width was changed
     regions      of decoder-32 and dit: whole and regions in mode default, seconds of the compile, and calls
 """
 
@@ -23,18 +26,22 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.card_host import card_host, card_label, run_tests
 from benchmarks.card_regions import measure_regions
 from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
+from benchmarks.card_width import SECOND, measure_width
 from benchmarks.cold_start import RESULTS
 from benchmarks.models import CARD, DEEP
 from benchmarks.service import running_service
 from benchmarks.starts import ROOT
 
 REGIONS = "regions"
+# Models whose source has a factory `changed` as well.
+CHANGED = ("decoder", "resnet50")
 
 
 def main() -> int:
@@ -52,8 +59,7 @@ def main() -> int:
         with running_service(data / "service") as service:
             bench = Bench(service, data, options)
             for name, row in plan(options.models, options.rows):
-                take(report, bench, name, row, ending=ending)
-                path.write_text(json.dumps(report, indent=1) + "\n")
+                take(report, bench, name, row, ending=ending, write=lambda: write_report(report, path))
     finally:
         if not options.data:
             shutil.rmtree(data, ignore_errors=True)
@@ -63,35 +69,58 @@ def main() -> int:
 
 
 def plan(models: list[str], rows: list[str]) -> list[tuple[str, str]]:
-    """Every row of a model before the next model; regions last, for those models that have enough blocks."""
+    """Every row of a model before the next model; then second builds; regions last, of models that have the blocks."""
     taken = [(name, row) for name in models if name in CARD for row in ROWS if row in rows]
+    taken += [(name, SECOND) for name in CHANGED if SECOND in rows and name in models]
     return taken + [(name, REGIONS) for name in DEEP if REGIONS in rows and name in models]
 
 
-def take(report: dict[str, Any], bench: Bench, name: str, row: str, *, ending: float) -> None:
+def take(
+    report: dict[str, Any], bench: Bench, name: str, row: str, *, ending: float, write: Callable[[], None]
+) -> None:
     """Measure one row and put it into the report; one that fails or is not reached is listed with its reason."""
     mode = "default" if row in (REGIONS, "jit-default") else bench.options.mode
     key = {"model": name, "mode": mode, "row": row}
     started = time.monotonic()
+
+    def full(found: dict[str, Any]) -> dict[str, Any]:
+        title = {**DEEP, **CARD}[name].title
+        return {**key, "title": title, "took_seconds": round(time.monotonic() - started, 1), **found}
+
+    def keep(found: dict[str, Any]) -> None:
+        """What there is of a row that may be cut off; a whole one of an earlier call is worth more."""
+        put(report["not_reached"], {**key, "reason": "cut off after its starts, before its latencies"})
+        if not any("steady" in one for one in report["rows"] if _same(one, key)):
+            put(report["rows"], full(found))
+        write()
+
     try:
         if started >= ending:
             raise NotReached("the time was over")
-        found = measure_regions(bench, DEEP[name]) if row == REGIONS else measure_row(bench, CARD[name], row)
+        match row:
+            case "regions":
+                found = measure_regions(bench, DEEP[name])
+            case "second-build":
+                found = measure_width(bench, CARD[name])
+            case _:
+                found = measure_row(bench, CARD[name], row, keep=keep)
     except Exception as error:
         # One row that fails, of whatever cause, keeps no other from being measured; the reason stands in the results.
         reason = _placeless(f"{type(error).__name__}: {error}", bench.data)[-2000:]
         print(f"{name} {row}: {reason}", file=sys.stderr)
         put(report["not_reached"], {**key, "reason": reason})
-        return
-    found = {
-        **key,
-        "title": {**DEEP, **CARD}[name].title,
-        "took_seconds": round(time.monotonic() - started, 1),
-        **found,
-    }
-    put(report["rows"], found)
-    report["not_reached"] = [one for one in report["not_reached"] if not _same(one, key)]
-    print(f"{name} {row}: {json.dumps(found.get('summary'))} in {found['took_seconds']} s", file=sys.stderr)
+    else:
+        put(report["rows"], found := full(found))
+        report["not_reached"] = [one for one in report["not_reached"] if not _same(one, key)]
+        print(f"{name} {row}: {json.dumps(found.get('summary'))} in {found['took_seconds']} s", file=sys.stderr)
+    write()
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """In one step: whoever ends this call must not leave half a file."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(report, indent=1) + "\n")
+    part.replace(path)
 
 
 def put(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
@@ -135,8 +164,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--label", default="")
     parser.add_argument("--no-tests", dest="tests", action="store_false")
     options = parser.parse_args()
-    if unknown := [one for one in options.rows if one not in (*ROWS, REGIONS)]:
-        parser.error(f"wanted some of {', '.join((*ROWS, REGIONS))}, found {unknown[0]!r}")
+    if unknown := [one for one in options.rows if one not in (*ROWS, SECOND, REGIONS)]:
+        parser.error(f"wanted some of {', '.join((*ROWS, SECOND, REGIONS))}, found {unknown[0]!r}")
     if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
         parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
     return options

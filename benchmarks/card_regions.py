@@ -15,7 +15,7 @@ def measure_regions(bench: Bench, model: Model) -> dict[str, Any]:
     """Build in mode default whole and by regions, one batch each, and measure both and eager in fresh processes."""
     first = bench.options.batches.partition(",")[0]
     size = ("--dim", f"batch={first}")
-    _warm_headers(bench)
+    warm_headers(bench)
     ways = {
         way: bench.build(model, "default", *size, "--regions", way, name=f"{model.name}-{way}")
         for way in ("whole", "auto")
@@ -39,7 +39,7 @@ def measure_regions(bench: Bench, model: Model) -> dict[str, Any]:
     }
 
 
-def _warm_headers(bench: Bench) -> None:
+def warm_headers(bench: Bench) -> None:
     """The first build on a machine compiles C++ headers, which are no part of either way."""
     small = MODELS["small"]
     words = ["build", "small:card", "--source", str(small.source), "--entry", small.entry, "--mode", "default"]

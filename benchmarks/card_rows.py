@@ -20,7 +20,8 @@ from benchmarks.models import Model
 from benchmarks.service import Service
 from benchmarks.starts import Start, clean_environ, count_processes, start_child
 
-ROWS = ("ours", "package", "jit", "warm", "mega-cache", "jit-default", "aot-compile")
+ROWS = ("ours", "jit", "warm", "mega-cache", "jit-default", "package", "aot-compile")
+Keep = Callable[[dict[str, Any]], None]
 _ONCE = ("jit", "jit-default")  # on empty caches: a minute or more each
 
 
@@ -68,7 +69,8 @@ class Bench:
         words = ["build", f"{name}:card", "--source", str(model.source), "--entry", entry, "--mode", mode]
         answer = json.loads(self.service.aot(*words, *extra, "--json"))
         seconds = time.perf_counter() - started
-        reference = f"default/{name}@{answer['bundle']}"
+        space = "" if "/" in name else "default/"
+        reference = f"{space}{name}@{answer['bundle']}"
         (signed,) = json.loads(self.service.aot("show", reference, "--json"))
         self.service.aot("pull", reference, quiet=True)
         self.references[name] = {"reference": reference, "build_seconds": seconds, **_of_manifest(signed["manifest"])}
@@ -88,8 +90,11 @@ class _Way:
     more: dict[str, Any] = field(default_factory=dict)
 
 
-def measure_row(bench: Bench, model: Model, row: str) -> dict[str, Any]:
-    """Pairs of eager and the row, then both measured. Raises NotReached where what it starts from is missing."""
+def measure_row(bench: Bench, model: Model, row: str, *, keep: Keep = lambda found: None) -> dict[str, Any]:
+    """Pairs of eager and the row, then both measured; `keep` gets the row once its pairs are done, latencies wanting.
+
+    Raises NotReached where what it starts from is missing.
+    """
     way = _way(bench, model, row)
     eager_environ = clean_environ(bench.runs / "eager")
     eager_words = ["eager", *bench.words(model)]
@@ -104,31 +109,45 @@ def measure_row(bench: Bench, model: Model, row: str) -> dict[str, Any]:
             pairs=bench.options.pairs,
             title=f"{model.name} {row}",
         )
-        measured = start_child([*way.words, *measuring], way.environ())
-    baseline = start_child([*eager_words, *measuring], eager_environ)
+        measured = None
+    found = _starts(eager, this) | {"bytes": way.shipped_bytes()} | way.more
+    keep(found)
+    measured = measured or start_child([*way.words, *measuring], way.environ())
+    steady = steady_of(start_child([*eager_words, *measuring], eager_environ), measured)
     programs = [] if row in _ONCE else count_processes(way.words, way.environ())
     counted = None if row in _ONCE else [Path(program).name for program in programs]
-    return _report(eager, this, baseline, measured) | {"processes": counted, "bytes": way.shipped_bytes()} | way.more
+    return found | steady | {"processes": counted, "summary": found["summary"] | steady["summary"]}
 
 
-def _report(eager: list[Start], this: list[Start], baseline: Start, measured: Start) -> dict[str, Any]:
+def _starts(eager: list[Start], this: list[Start]) -> dict[str, Any]:
     compared = compare([one.seconds for one in this], [one.seconds for one in eager])
     extra = sorted(set(this[0].first["modules"]) - set(eager[0].first["modules"]))
-    steady = {"eager": baseline.measured, "this": measured.measured}
-    speeds = {
-        f"{one['batch']}": round(other["p50_ms"] / one["p50_ms"], 3)
-        for one, other in zip(measured.measured["batches"], baseline.measured["batches"], strict=False)
-    }
-    start = {"start_ratio": round(compared["ratio_median"], 3), "added_seconds": round(compared["added_seconds"], 3)}
+    summary = {"start_ratio": round(compared["ratio_median"], 3), "added_seconds": round(compared["added_seconds"], 3)}
     return {
         "seconds": compared.pop("ours_seconds"),
         **compared,
         "spans": this[-1].first["seconds"],
-        "steady": steady,
         "compiler_modules_beyond_eager": len(extra),
+        "summary": summary,
+    }
+
+
+def steady_of(baseline: Start, measured: Start) -> dict[str, Any]:
+    """Latencies and peak memory of both; the ratio of peaks where the device counts its memory."""
+    eager, this = baseline.measured, measured.measured
+    speeds = {
+        f"{one['batch']}": round(other["p50_ms"] / one["p50_ms"], 3)
+        for one, other in zip(this["batches"], eager["batches"], strict=False)
+    }
+    counted = this.get("peak_bytes") and eager.get("peak_bytes")
+    return {
+        "steady": {"eager": eager, "this": this},
         "counters": measured.done["counters"],
         "reasons": measured.done["reasons"],
-        "summary": {**start, "eager_over_this": speeds},
+        "summary": {
+            "eager_over_this": speeds,
+            "peak_ratio": round(this["peak_bytes"] / eager["peak_bytes"], 4) if counted else None,
+        },
     }
 
 
@@ -206,12 +225,15 @@ def size_of(directory: Path) -> int:
 def _of_manifest(text: str) -> dict[str, Any]:
     manifest = json.loads(text)
     artifacts = manifest["artifacts"]
+    kernels = [kernel for artifact in artifacts for kernel in artifact.get("kernels", ())]
     files = {one["digest"]: one["size_bytes"] for artifact in artifacts for one in artifact["files"]}
     return {
         "phases": manifest["compile_report"]["phases"],
         "proof_seconds": manifest["qualification"]["seconds"],
         "speeds": [artifact["speeds"] for artifact in artifacts],
         "artifacts": len(artifacts),
-        "kernels": sum(len(artifact["kernels"]) for artifact in artifacts),
+        "kernels": len(kernels),
+        "tuned": sum(bool(kernel.get("candidates")) for kernel in kernels),
+        "reused": sum(bool(kernel.get("reused")) for kernel in kernels),
         "bundle_bytes": sum(files.values()),
     }

@@ -6,6 +6,8 @@ from aot.trust import SigningKey
 from registry.clock import Clock, SharedClock, utc_now
 from registry.db.session import Sessions, open_sessions
 from registry.queue import CeleryQueue, Queue
+from registry.services.callers import Callers
+from registry.services.hashing import Hashing
 from registry.services.uses import Uses
 from registry.settings import Settings
 from registry.storage import BlobStore, open_store
@@ -31,7 +33,9 @@ class Deps:
     signing_keys: tuple[SigningKey, ...]
     clock: Clock = utc_now
     uses: Uses = field(default_factory=Uses)
+    callers: Callers = field(default_factory=Callers)
     explained: Explained = field(default_factory=Explained)
+    hashing: Hashing = field(default_factory=Hashing)
     probe_secret: str = field(default="", repr=False)  # of this process's own health check
 
 

@@ -49,6 +49,8 @@ RULES: dict[str, Rule] = {
         Rule("mig", _ADVISORY, _HARDWARE, ("node.gpus",), hardware.check_mig, of_card=True),
         Rule("driver", _MONOTONE, _SYSTEM, ("node.driver",), software.check_driver),
         Rule("ptx", _MONOTONE, _SYSTEM, ("node.driver",), software.check_ptx),
+        Rule("fallback", _MONOTONE, _SYSTEM, ("node.gpus", "node.driver"), software.check_fallback, of_card=True),
+        Rule("machine_code", _ADVISORY, _HARDWARE, ("node.gpus",), hardware.check_machine_code, of_card=True),
         Rule("kernel", _MONOTONE, _SYSTEM, ("node.kernel",), software.check_kernel),
         Rule("torch", _EXACT, _IMAGE, ("container.torch",), software.check_torch),
         Rule("python", _EXACT, _IMAGE, ("container.python",), software.check_python),

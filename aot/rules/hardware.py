@@ -21,22 +21,26 @@ def check_machine(value: str, environment: Environment) -> Reason | None:
 
 def check_capability(value: str, environment: Environment) -> Reason | None:
     """Monotone along `Capability.covers`: a host may have more than the code was generated for, in the ways that the
-    makers of the hardware promise and in no other. What the catalogue does not have runs nowhere.
+    makers of the hardware promise and in no other. What the catalogue does not have runs nowhere. Code that is there
+    twice, as machine code and as PTX, lists both: `cuda:sm_86 cuda:compute_86` runs where either does.
 
     Sources: those of `aot.schema.targets`, row by row.
     """
     try:
-        wanted = Capability.parse(value)
+        wanted, *others = [Capability.parse(word) for word in value.split(" ")]
     except InvalidCapability:
         return unknown("capability", value)
-    if not wanted.is_known:
+    if not all(one.is_known and one.family == wanted.family for one in (wanted, *others)):
         return unknown("capability", value)
     if wanted.family == "cpu":
         return _run_by_cpu("capability", wanted, environment.node)
     gpus = environment.node.gpus
     if gpus is None:
         return missing("capability", wanted)
-    return _run_by("capability", wanted, gpus[0].capability if gpus else f"no {wanted.family} device")
+    found = gpus[0].capability if gpus else f"no {wanted.family} device"
+    if isinstance(found, Capability) and any(found.runs(one) for one in others):
+        return None
+    return _run_by("capability", wanted, found)
 
 
 def check_cpu(value: str, environment: Environment) -> Reason | None:
@@ -98,6 +102,24 @@ def check_sm_count(value: str, environment: Environment) -> Reason | None:
     """
     text = "tuned for {wanted} multiprocessors, the card has {found}"
     return _of_card("sm_count", value, environment, lambda gpu: same("sm_count", value, spell(gpu.sm_count), text))
+
+
+def check_machine_code(value: str, environment: Environment) -> Reason | None:
+    """Advisory: where no machine code in a fat binary runs on the card, the driver compiles its PTX. That runs, and
+    nothing of it was tuned for this architecture.
+
+    Source: CUDA programming guide, "PTX Compatibility"; torch/_inductor/config.py, emit_multi_arch_kernel.
+    """
+    try:
+        wanted = Capability.parse(value)
+    except InvalidCapability:
+        return unknown("machine_code", value)
+    text = "runs, not tuned: the driver compiles its PTX for {found}, machine code is for {wanted}"
+
+    def judge(gpu: Gpu) -> Reason | None:
+        return None if gpu.capability.runs(wanted) else against("machine_code", wanted, gpu.capability, text)
+
+    return _of_card("machine_code", value, environment, judge)
 
 
 def check_mig(value: str, environment: Environment) -> Reason | None:

@@ -34,6 +34,11 @@ def unrecorded(artifact: Artifact, *, tuned_here: bool = False) -> tuple[Reason,
     )
 
 
+def falls_back(artifact: Artifact) -> bool:
+    """True where it has PTX for the cards that do not run its machine code, and says so."""
+    return any(guard.kind == "capability" and " " in guard.value for guard in artifact.host_guards)
+
+
 def untuned(artifact: Artifact) -> tuple[Reason, ...]:
     """Return the note on an artifact that was built without the card that could have measured its configurations."""
     if artifact.tuned is not False:
@@ -64,11 +69,14 @@ def unspoken(artifact: Artifact, process: ProcessFacts) -> tuple[Reason, ...]:
 def _required(artifact: Artifact, recorded: set[str], tuned_here: bool) -> set[str]:
     capability, package = artifact.capability, artifact.route is Route.PACKAGE
     on_card = capability.family != "cpu"
+    several = falls_back(artifact)
     settings = package and not recorded.isdisjoint(SETTINGS)
     conditions = {
         "driver": capability.family == "cuda",
         "cuda": package and capability.family == "cuda",
         "ptx": capability.target.startswith("compute_"),
+        "fallback": several,
+        "machine_code": several and tuned_here,
         "kernel": "amx_" in capability,
         "libstdcxx": artifact.elf is not None and artifact.elf.libstdcxx_floor is not None,
         "threads": artifact.facts.get("threads", "dynamic") != "dynamic",

@@ -1,6 +1,10 @@
 """Rules about what is installed: torch and its runtimes in the container, driver and kernel on the node."""
 
+from msgspec.structs import replace
+
+from aot.errors import InvalidCapability
 from aot.rules.rule import against, floor, missing, one_of, same, spell, unknown, version
+from aot.schema.capability import Capability
 from aot.schema.decision import Reason
 from aot.schema.environment import Environment
 
@@ -176,6 +180,26 @@ def check_ptx(value: str, environment: Environment) -> Reason | None:
         return missing("ptx", value)
     text = f"PTX {value} needs NVIDIA driver {least} or newer, this is {{found}}"
     return floor("ptx", least, found, text)
+
+
+def check_fallback(value: str, environment: Environment) -> Reason | None:
+    """Monotone: where a card runs the machine code of a fat binary itself, its PTX is not read; everywhere else the
+    driver must read this version of it. `value`: what the machine code is for, and the version: "cuda:sm_86 8.5".
+
+    Sources: as of `ptx`; CUDA programming guide, "Just-in-Time Compilation".
+    """
+    text, _, ptx = value.partition(" ")
+    try:
+        code = Capability.parse(text)
+    except InvalidCapability:
+        return unknown("fallback", value)
+    gpus = environment.node.gpus
+    if gpus is None:
+        return missing("fallback", value)
+    if gpus and gpus[0].capability.runs(code):
+        return None
+    reason = check_ptx(ptx, environment)
+    return reason and replace(reason, kind="fallback")
 
 
 def check_kernel(value: str, environment: Environment) -> Reason | None:

@@ -1,7 +1,9 @@
 """Who calls: every endpoint of the table needs a bearer token, and most of them a scope."""
 
+from datetime import datetime
 from typing import Any
 
+from litestar.concurrency import sync_to_thread
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
@@ -12,9 +14,11 @@ from registry.deps import Deps
 from registry.services import tokens
 
 SCHEME = "bearer "
+# What a pod asks at its start. These two take a caller's word who was looked up just now (`registry.services.callers`).
+AT_POD_START = frozenset({"resolve", "get_download_links"})
 
 
-def authenticate(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+async def authenticate(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """A guard of the whole application: the caller's Principal becomes `request.auth`.
 
     Raises Unauthenticated, and Forbidden where the endpoint's scope is missing. Routes that are not in the table
@@ -24,19 +28,31 @@ def authenticate(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRo
         return
     deps: Deps = connection.app.state.deps
     secret = bearer(connection.headers.get("authorization"))
-    connection.scope["auth"] = principal = _principal(secret, deps)
     # What the framework adds beside the table (OPTIONS) needs a token, and no scope.
-    endpoint = ENDPOINTS.get(handler.opt.get("endpoint", ""))
+    name = handler.opt.get("endpoint", "")
+    endpoint = ENDPOINTS.get(name)
+    principal = deps.callers.find(secret) if name in AT_POD_START else None
+    if principal is None:
+        principal = await _look_up(secret, deps)
+    connection.scope["auth"] = principal
     if endpoint is not None and endpoint.scope is not None and not hides(endpoint):
         principal.require(endpoint.scope)
 
 
-def _principal(secret: str, deps: Deps) -> tokens.Principal:
-    """Raises Unauthenticated."""
+async def _look_up(secret: str, deps: Deps) -> tokens.Principal:
+    """Ask the database, and remember what it says. Raises Unauthenticated."""
     if tokens.is_probe(secret, deps.probe_secret):
         return tokens.PROBE
-    with deps.sessions.glancing() as session:
-        return tokens.authenticate(secret, now=deps.clock(), session=session)
+    asked_at = deps.callers.monotonic()
+    principal, now = await sync_to_thread(_principal, secret, deps)
+    deps.callers.remember(secret, principal, asked_at=asked_at, now=now)
+    return principal
+
+
+def _principal(secret: str, deps: Deps) -> tuple[tokens.Principal, datetime]:
+    now = deps.clock()
+    with deps.sessions.glancing() as reader:
+        return tokens.authenticate(secret, now=now, reader=reader), now
 
 
 def hides(endpoint: Endpoint) -> bool:

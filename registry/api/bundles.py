@@ -34,7 +34,8 @@ def push(data: PushRequest, deps: Deps, caller: Principal) -> PublishReply:
     """Send a bundle built elsewhere; it is pending until a worker has proven it again."""
     received = proof.read(data.manifest)
     bundles.require_namespace(received, by=caller)
-    arrived = blobs.observe((*received.manifest.blobs, *received.manifest.spec.blobs), deps.store)
+    manifest = received.manifest
+    arrived = blobs.observe((*manifest.blobs, *manifest.spec.blobs), deps.store, namespace=manifest.namespace)
     with deps.sessions.transaction() as session:
         pushed = bundles.push(data, received, by=caller, arrived=arrived, now=deps.clock(), session=session)
     send(pushed.ticket, pushed.queue, deps)
@@ -99,11 +100,11 @@ def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
     return reply
 
 
-@endpoint("resolve")
+@endpoint("resolve", direct=True)
 def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal) -> ResolveReply:
     """Resolve a tag or digest to signed manifests."""
-    with deps.sessions.glancing() as session:
-        reply = lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, session=session)
+    with deps.sessions.glancing() as reader:
+        reply = lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, reader=reader)
     if target.startswith("sha256:"):  # what a tag names is pinned by it
         deps.uses.note((bundle.digest for bundle in reply.bundles), now=deps.clock())
     return reply

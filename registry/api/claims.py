@@ -15,7 +15,7 @@ from aot.schema.wire.builds import (
 from aot.schema.wire.bundles import PublishReply, PublishRequest
 from registry.api.routing import endpoint
 from registry.deps import Deps
-from registry.services import blobs, bundles, claims, proof, records
+from registry.services import blobs, bundles, claims, measurements, proof, records
 from registry.services.tokens import Principal
 
 log = structlog.get_logger()
@@ -40,6 +40,7 @@ def claim(data: ClaimRequest, deps: Deps, caller: Principal) -> ClaimReply:
     row = claimed.build
     log.info("build-claimed", build=row.id, attempt=row.attempt, worker=data.worker)
     links = blobs.download_links(blobs.distinct(row.spec.blobs), deps.store, expires_in=settings.link_lives)
+    measured = claimed.measurements and deps.store.download_link(claimed.measurements, expires_in=settings.link_lives)
     return ClaimReply(
         claim=Claim(
             build=row.id,
@@ -53,6 +54,9 @@ def claim(data: ClaimRequest, deps: Deps, caller: Principal) -> ClaimReply:
             lease_seconds=settings.lease.total_seconds(),
             links=links,
             requalify=row.requalify,
+            tags=row.tags,
+            measurements=measured,
+            keeps_measurements=True,
         )
     )
 
@@ -94,13 +98,16 @@ def publish(data: PublishRequest, build: str, deps: Deps, caller: Principal) -> 
     """End the build with a bundle, which becomes visible."""
     received = proof.read(data.manifest)
     bundles.require_namespace(received, by=caller)
-    arrived = blobs.observe(received.manifest.blobs, deps.store)
+    measured = measurements.check(data.measurements)
+    namespace = received.manifest.namespace
+    arrived = blobs.observe((*received.manifest.blobs, *measured), deps.store, namespace=namespace)
     with deps.sessions.transaction() as session:
         reply = bundles.publish(
             build,
             received,
             by=caller,
             arrived=arrived,
+            measurements_sent=measured,
             keys=deps.signing_keys,
             now=deps.clock(),
             session=session,

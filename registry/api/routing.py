@@ -8,12 +8,14 @@ from typing import Annotated, Any
 from litestar.di import NamedDependency
 from litestar.dto import AbstractDTO
 from litestar.handlers import HTTPRouteHandler
+from litestar.middleware import DefineMiddleware
 from litestar.openapi import ResponseSpec
 from litestar.params import FromPath, JSONBody, QueryParameter, SkipValidation
 
 from aot.schema.codec import decode
 from aot.schema.endpoints import ENDPOINTS
 from aot.schema.wire.errors import ErrorBody
+from registry.api.direct import Direct
 from registry.api.errors import STATUS
 
 # `state` is a name that the framework keeps for itself.
@@ -50,10 +52,11 @@ class WireBody(AbstractDTO[Any]):
         return False
 
 
-def endpoint(name: str) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
+def endpoint(name: str, *, direct: bool = False) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
     """Make a function the handler of the endpoint `name`.
 
     It runs in a thread, since database and store block. Its `data` and its return type must be those of the table.
+    `direct`: it is called the short way (`registry.api.direct`), which knows no query parameters.
     """
     row = ENDPOINTS[name]
 
@@ -70,6 +73,7 @@ def endpoint(name: str) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
             name=name,
             operation_id=name,
             opt={"endpoint": name},
+            middleware=[DefineMiddleware(Direct, function, row.request)] if direct else None,
             status_code=204 if row.reply is None else 200,
             dto=type(f"{name}Body", (WireBody,), {"kind": row.request}) if row.request else None,
             return_dto=None,

@@ -182,17 +182,27 @@ def pending_blobs(
     return tuple(Blob(digest=digest, size_bytes=size) for digest, size in found)
 
 
-def opened_since(digests: Iterable[Digest], *, since: datetime, session: Session) -> set[Digest]:
-    """Which of these some namespace has opened for upload since then."""
+def namespaces_of(digest: Digest, session: Session) -> tuple[Namespace, ...]:
+    """Who has opened it for upload and not been told yet that it is stored."""
+    query = select(NamespaceBlobRow.namespace).where(
+        NamespaceBlobRow.digest == digest, NamespaceBlobRow.stored_at.is_(None)
+    )
+    return tuple(session.scalars(query.order_by(NamespaceBlobRow.namespace)))
+
+
+def lately_wanted(digests: Iterable[Digest], *, since: datetime, session: Session) -> set[tuple[Digest, Namespace]]:
+    """Which of these are not stored yet, with each namespace that has opened them for upload since then."""
     wanted = list(dict.fromkeys(digests))
-    found: set[Digest] = set()
+    found: set[tuple[Digest, Namespace]] = set()
     for start in range(0, len(wanted), AT_ONCE):
-        some = wanted[start : start + AT_ONCE]
-        found |= set(
-            session.scalars(
-                select(NamespaceBlobRow.digest).where(
-                    NamespaceBlobRow.digest.in_(some), NamespaceBlobRow.opened_at >= since
-                )
+        rows = session.execute(
+            select(NamespaceBlobRow.digest, NamespaceBlobRow.namespace)
+            .join(BlobRow, BlobRow.digest == NamespaceBlobRow.digest)
+            .where(
+                NamespaceBlobRow.digest.in_(wanted[start : start + AT_ONCE]),
+                NamespaceBlobRow.opened_at >= since,
+                BlobRow.state != BlobState.STORED,
             )
         )
+        found |= {(digest, namespace) for digest, namespace in rows}
     return found

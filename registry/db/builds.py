@@ -89,6 +89,16 @@ def expired_builds(session: Session, *, now: datetime) -> Sequence[BuildRow]:
     ).all()
 
 
+def shorten_leases(session: Session, *, over: datetime, to: datetime) -> None:
+    """Leases that end after `over` end at `to`."""
+    session.execute(
+        update(BuildRow)
+        .where(BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at > over)
+        .values(lease_expires_at=to),
+        execution_options={"synchronize_session": False},
+    )
+
+
 def running_by_worker(session: Session) -> dict[Name, tuple[str, Namespace]]:
     """What each worker builds, and in which namespace."""
     rows = session.execute(

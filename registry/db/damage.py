@@ -10,6 +10,7 @@ from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
 from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, NamespaceBlobRow, TagRow
+from registry.db.retention import NAMED
 from registry.db.tags import Place
 
 _QUIETLY = {"synchronize_session": False}
@@ -61,9 +62,7 @@ def end_removal(digest: Digest, *, since: datetime, session: Session) -> bool:
 def half_removed(session: Session, *, before: datetime, limit: int) -> Sequence[tuple[Digest, datetime]]:
     """Blobs that a bundle names and whose removal began before: whoever began it has died. With when it began."""
     query = select(BlobRow.digest, BlobRow.condemned_at).where(
-        BlobRow.state == BlobState.DELETING,
-        BlobRow.condemned_at < before,
-        exists().where(ArtifactBlobRow.digest == BlobRow.digest),
+        BlobRow.state == BlobState.DELETING, BlobRow.condemned_at < before, NAMED
     )
     return [(digest, since) for digest, since in session.execute(query.order_by(BlobRow.digest).limit(limit))]
 

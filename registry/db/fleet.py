@@ -41,6 +41,12 @@ def holders_of(profile: Name, *, seen_since: datetime, session: Session) -> Sequ
     ).all()
 
 
+def held_profiles(session: Session) -> Sequence[Profile]:
+    """What a worker is, or was when it was last seen; the others were made known without one."""
+    held = select(WorkerProfileRow.profile)
+    return session.scalars(select(ProfileRow.profile).where(ProfileRow.name.in_(held)).order_by(ProfileRow.name)).all()
+
+
 def live_profiles(session: Session, *, seen_since: datetime) -> dict[Name, int]:
     """How many live workers each profile has; profiles without one are absent."""
     counts: dict[Name, int] = {}

@@ -323,6 +323,21 @@ class GuardRow(Row):
     value: Mapped[str] = mapped_column(Plain, primary_key=True)
 
 
+class MeasurementRow(Row):
+    """What tuning had measured when the bundle was built, as a blob; `key` says of which device and toolchain."""
+
+    __tablename__ = "measurements"
+    __table_args__ = (Index("ix_measurements_namespace_key", "namespace", "key"),)
+
+    bundle: Mapped[Digest] = mapped_column(
+        Word(Digest), ForeignKey("bundles.digest", ondelete="CASCADE"), primary_key=True
+    )
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace))
+    key: Mapped[Digest] = mapped_column(Word(Digest))
+    blob: Mapped[Digest] = mapped_column(Word(Digest), ForeignKey("blobs.digest", ondelete="CASCADE"), index=True)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
 class TagRow(Row):
     """A movable name. It stands for one bundle a profile, so that one tag serves a fleet."""
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session, load_only
 from aot.schema.digest import Digest
 from aot.schema.spec import Spec
 from aot.schema.state import BlobState, BuildState, BundleState
+from registry.db.measurements import measured_blobs
 from registry.db.models import (
     PENDING_BUNDLE,
     ArtifactBlobRow,
@@ -18,12 +19,14 @@ from registry.db.models import (
     BundleRow,
     GuardRow,
     KernelRow,
+    MeasurementRow,
     NamespaceBlobRow,
     TagRow,
 )
 
 LIVE = (BuildState.QUEUED, BuildState.RUNNING)
-NAMED = exists().where(ArtifactBlobRow.digest == BlobRow.digest)
+MEASURED = exists().where(MeasurementRow.blob == BlobRow.digest)
+NAMED = or_(exists().where(ArtifactBlobRow.digest == BlobRow.digest), MEASURED)
 
 
 def expired(*, unused_since: datetime, out_since: datetime) -> ColumnElement[bool]:
@@ -97,7 +100,7 @@ def _later(bound: datetime) -> ColumnElement[bool]:
 def delete_bundles(bundles: Iterable[Digest], session: Session) -> None:
     """Their rows and the index of their contents. Blobs stay."""
     wanted = list(bundles)
-    for table in (KernelRow, GuardRow, ArtifactBlobRow):
+    for table in (KernelRow, GuardRow, MeasurementRow, ArtifactBlobRow):
         session.execute(delete(table).where(table.bundle.in_(wanted)))
     session.execute(delete(ArtifactRow).where(ArtifactRow.bundle.in_(wanted)))
     session.execute(delete(BundleRow).where(BundleRow.digest.in_(wanted)))
@@ -151,9 +154,9 @@ def hold_condemned(session: Session, *, before: datetime, stuck_before: datetime
     """Blobs whose bytes are to go (`due`); locked."""
     query = select(BlobRow).where(due(before=before, stuck_before=stuck_before)).order_by(BlobRow.digest).limit(limit)
     held = session.scalars(query.with_for_update(skip_locked=True)).all()
-    named = set(
-        session.scalars(select(ArtifactBlobRow.digest).where(ArtifactBlobRow.digest.in_([row.digest for row in held])))
-    )
+    taken = [row.digest for row in held]
+    named = set(session.scalars(select(ArtifactBlobRow.digest).where(ArtifactBlobRow.digest.in_(taken))))
+    named |= measured_blobs(taken, session)
     return [row for row in held if row.digest not in named]
 
 

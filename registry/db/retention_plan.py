@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, exists, select
+from sqlalchemy import ColumnElement, exists, or_, select
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from registry.db import retention as rows
-from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow
+from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, MeasurementRow
 
 
 def expired_bundles(session: Session, *, expired: ColumnElement[bool]) -> Sequence[Digest]:
@@ -19,7 +19,10 @@ def expired_bundles(session: Session, *, expired: ColumnElement[bool]) -> Sequen
 def named_by_others(expired: ColumnElement[bool]) -> ColumnElement[bool]:
     """True of blobs that are named by a bundle which has not expired."""
     gone = select(BundleRow.digest).where(expired)
-    return exists().where(ArtifactBlobRow.digest == BlobRow.digest, ArtifactBlobRow.bundle.not_in(gone))
+    return or_(
+        exists().where(ArtifactBlobRow.digest == BlobRow.digest, ArtifactBlobRow.bundle.not_in(gone)),
+        exists().where(MeasurementRow.blob == BlobRow.digest, MeasurementRow.bundle.not_in(gone)),
+    )
 
 
 def unneeded_blobs(

@@ -72,6 +72,26 @@ def _head_of_postgresql(element: Head, compiler: Any, **options: Any) -> str:
     return f'{_head_of_sqlite(element, compiler, **options)} COLLATE "C"'
 
 
+class Joined(FunctionElement[str]):
+    """The texts of a group with commas between them, in no order; NULL for none.
+
+    SQLAlchemy's own `aggregate_strings` writes its separator into the statement anew at every execution.
+    """
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(Joined, "sqlite")
+def _joined_of_sqlite(element: Joined, compiler: Any, **options: Any) -> str:
+    return f"group_concat({compiler.process(element.clauses, **options)}, ',')"
+
+
+@compiles(Joined, "postgresql")
+def _joined_of_postgresql(element: Joined, compiler: Any, **options: Any) -> str:
+    return f"string_agg({compiler.process(element.clauses, **options)}, ',')"
+
+
 class Unindexed(FunctionElement[Any]):
     """A column as it is, which SQLite's planner leaves the indexes of: it counts no rows and takes the first it finds.
 

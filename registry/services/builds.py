@@ -211,10 +211,10 @@ def check_request(request: SubmitRequest) -> None:
             "bytecode is compiled where its distributions are installed, and pushed",
             hint="`aot bytecode build --push` in an image that has them",
         )
-    if isinstance(request.spec.source, CommandSource):
+    if isinstance(request.spec.source, CommandSource) and request.spec.source.entries is not None:
         raise InvalidSpec(
-            "the caches of a command are captured where it runs, and pushed",
-            hint="`aot capture NAME --source TREE --push -- COMMAND`",
+            "entries that were captured elsewhere are pushed; whoever asks for a capture has none yet",
+            hint="`aot capture NAME --source TREE --push -- COMMAND`, or `command` in aot.toml and `aot ensure`",
         )
     check_spec(request.spec)
 

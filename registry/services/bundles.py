@@ -19,7 +19,7 @@ from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, Statement, decode_manifest
 from aot.schema.names import Tag
 from aot.schema.profile import Profile, kernel_profile_name
-from aot.schema.spec import KernelSource
+from aot.schema.spec import Blob, KernelSource
 from aot.schema.state import BuildEvent, BuildState, BundleState
 from aot.schema.wire.builds import Ticket
 from aot.schema.wire.bundles import PublishReply, PushRequest, WithdrawRequest
@@ -31,9 +31,10 @@ from registry.db import bundles as rows
 from registry.db import fleet as fleet_rows
 from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow
 from registry.db.session import hold_turn
-from registry.services import blobs, builds, claims, guards, kernels, profiles, proof, tags, waiting
+from registry.services import blobs, builds, claims, guards, kernels, measurements, profiles, proof, tags, waiting
 from registry.services.proof import Received
 from registry.services.tokens import Principal
+from registry.services.unions import put_tags
 
 PUSH_PRIORITY = 0
 
@@ -53,13 +54,15 @@ def publish(
     *,
     by: Principal,
     arrived: blobs.Arrived,
+    measurements_sent: tuple[Blob, ...] = (),
     keys: Sequence[SigningKey],
     now: datetime,
     session: Session,
 ) -> PublishReply:
     """Make the bundle live and end the build. The same manifest sent again gets the same reply.
 
-    Raises Forbidden, LeaseLost, BuildFinished, InvalidInput, QualificationFailed, and what `blobs.confirm` raises.
+    Raises Forbidden, LeaseLost, BuildFinished, InvalidInput, QualificationFailed, what `blobs.confirm` raises, and
+    TagMoved for a union that lacks entries of what its tag stands for.
     """
     manifest = received.manifest
     row = claims.find_own(build, by=by, session=session)
@@ -72,16 +75,18 @@ def publish(
     pushed = rows.find_bundle(row.requalify, session) if row.requalify else None
     if pushed is not None:
         proof.require_same_artifacts(manifest, decode_manifest(pushed.manifest))
-    blobs.confirm(manifest.blobs, namespace=row.namespace, arrived=arrived, now=now, session=session)
+    wanted = (*manifest.blobs, *measurements_sent)
+    blobs.confirm(wanted, namespace=row.namespace, arrived=arrived, now=now, session=session)
     bundle = insert(received, state=BundleState.LIVE, envelope=_signed(received, keys), now=now, session=session)
     bundle.build = row.id
+    for measured in measurements_sent:
+        measurements.add(received, measured, session)
     done = {"bundle": received.digest, "report": manifest.compile_report, "finished_at": now}
     if not build_rows.advance_build(row, BuildEvent.PUBLISH, session=session, **done):
         raise claims.lease_lost(row)
     if pushed is not None:
         _replace(pushed, by=received.digest, now=now, session=session)
-    for tag in row.tags:
-        tags.put(tag, bundle=bundle, now=now, session=session)
+    put_tags(row.tags, bundle=bundle, spec=row.spec, now=now, session=session)
     return PublishReply(bundle=received.digest, state=BundleState.LIVE, build=row.id)
 
 
@@ -118,7 +123,7 @@ def push(
     blobs.confirm(wanted, namespace=manifest.namespace, arrived=arrived, now=now, session=session)
     build = builds.new_build(manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now)
     build.requalify = received.digest
-    if isinstance(manifest.spec.source, KernelSource):
+    if isinstance(manifest.spec.source, KernelSource) or _nobody_ran(manifest, session):
         build.waiting = waiting.not_run(profile)
     if known is not None:
         _reopen(known, session=session)
@@ -194,13 +199,16 @@ def _signed(received: Received, keys: Sequence[SigningKey]) -> Envelope:
 
 
 def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profile:
-    """The registered profile; of kernels that were built without their card, the one that this push makes known.
+    """The registered profile; of kernels that were built without their card, and of code for a CPU that no worker has,
+    the one that this push makes known.
 
     Only that card's name is taken, so nobody can stand in the way of a worker's profile. Raises ProfileNotFound,
     InvalidProfile.
     """
     profile = manifest.profile
     if not isinstance(manifest.spec.source, KernelSource):
+        if profile.is_cpu_target:
+            return profiles.put_cpu_target(profile.name, now=now, session=session)
         return profiles.get_worker_profile(profile.name, session)
     wanted = kernel_profile_name(profile.capability, profile.toolchain.triton or "none")
     if profile.name != wanted or profile.device is not None:
@@ -210,6 +218,11 @@ def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profi
         )
     fleet_rows.insert_profile(profile, now=now, session=session)
     return profiles.get_profile(profile.name, session)
+
+
+def _nobody_ran(manifest: Manifest, session: Session) -> bool:
+    """True where its builder says that it has not run, and no worker is of its profile."""
+    return bool(manifest.qualification.not_run) and not profiles.is_held(manifest.profile.name, session)
 
 
 def _require_current(manifest: Manifest, profile: Profile) -> None:

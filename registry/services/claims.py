@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from aot.errors import Forbidden, InvalidInput, LeaseLost
 from aot.schema.names import Name
 from aot.schema.profile import Profile
+from aot.schema.spec import Blob
 from aot.schema.state import BuildEvent, BuildState
 from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, ProgressRequest, RenewReply
 from aot.schema.wire.workers import Scope
@@ -20,7 +21,7 @@ from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
 from registry.db import queue
 from registry.db.models import BuildLineRow, BuildRow
-from registry.services import tokens, waiting
+from registry.services import measurements, tokens, waiting
 from registry.services.builds import build_not_found, finished, reject_pushed, view_of
 from registry.services.candidates import Candidates
 from registry.services.tokens import Principal
@@ -39,6 +40,7 @@ class Claimed:
     build: BuildRow
     profile: Profile
     token: str
+    measurements: Blob | None = None  # what its tuning may begin with
 
 
 def claim(
@@ -62,7 +64,7 @@ def claim(
     candidates = Candidates(request, by=by, limits=limits, now=now, session=session)
     reasons = candidates.reasons
     for row, profile in candidates:
-        if row.released_by == request.worker and row.released_at and now - row.released_at < PAUSE_AFTER_RELEASE:
+        if row.released_by == request.worker and row.released_at and abs(now - row.released_at) < PAUSE_AFTER_RELEASE:
             reasons.append(f"build {row.id}: this worker gave it back just now")
             continue
         misfits = "; ".join(waiting.misfits(row.spec, factors=row.factors, profile=profile))
@@ -73,7 +75,7 @@ def claim(
         if _taken(row, worker=request.worker, until=now + lease, now=now, session=session):
             token = _issue(row, expires_at=now + token_lives, now=now, session=session)
             queue.note_claim(row.namespace, now=now, session=session)
-            return Claimed(row, profile, token)
+            return Claimed(row, profile, token, measurements.find(row, profile, session))
     return "; ".join(reasons[:5]) or f"no build waits for {', '.join(request.profiles)}"
 
 

@@ -23,9 +23,8 @@ from registry.deps import Deps
 from registry.services import blobs
 
 MOST_A_PASS = 200
-# Hashing may take long, and a sweeper has more to do: what is not begun by then is the next pass's. A blob that was
-# begun is hashed whole.
-HEAL_SECONDS = 60.0
+# Hashing may take long, and a sweeper has more to do: what is not ended by then is the next pass's.
+HEAL_SECONDS = 15.0
 # Removing is one request: whoever has not ended it by then has died.
 STUCK = timedelta(minutes=10)
 log = structlog.get_logger()
@@ -68,7 +67,9 @@ def heal(deps: Deps, *, start: Digest | None = None) -> tuple[Digest, ...]:
         lacking = rows.lacking_blobs(session, start=start or anywhere(), limit=MOST_A_PASS)
     until = time.monotonic() + HEAL_SECONDS
     for blob in lacking:
-        blobs.settle_upload(blob, store=deps.store, sessions=deps.sessions, clock=deps.clock)
+        left = max(0.0, until - time.monotonic())
+        settle = {"store": deps.store, "sessions": deps.sessions, "clock": deps.clock}
+        blobs.settle_upload(blob, **settle, hashing=deps.hashing, seconds=left)
         if time.monotonic() > until:
             break
     with deps.sessions.transaction() as session:

@@ -32,6 +32,7 @@ from registry.db import hot
 from registry.db import tags as tag_rows
 from registry.db.models import BundleRow
 from registry.services import guards as guard_index
+from registry.services import unions
 from registry.services.builds import view_of
 from registry.services.bundles import bundle_not_found
 from registry.services.paging import cursor_of, limit_of, parse_cursor
@@ -45,7 +46,7 @@ UNSIGNED = Envelope(payload="", signatures=())
 """Around a pushed bundle, which only the worker that is to prove it may read."""
 
 
-def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, session: Session) -> ResolveReply:
+def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, reader: hot.Reader) -> ResolveReply:
     """The live bundles that a tag stands for, one a profile; or those of one digest, or several between commas.
 
     Raises TagNotFound or BundleNotFound, also for what `by` may not read, and BundleWithdrawn where nothing that the
@@ -57,17 +58,17 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, ses
         usable = {BundleState.LIVE, BundleState.PENDING}
         found = tuple(
             bundle
-            for bundle in hot.resolve_pinned(namespace, name, digests, session=session)
-            if _may_resolve(bundle, namespace, by=by, session=session)
+            for bundle in hot.resolve_pinned(namespace, name, digests, reader=reader)
+            if _may_resolve(bundle, namespace, by=by, reader=reader)
         )
         missing = bundle_not_found(digests[0])
     else:
         tag = Tag.parse(target)
         missing = TagNotFound(f"there is no {namespace}/{name}:{tag}", hint="search for bundles, or build one")
-        if not by.may(Scope.READ, namespace):
+        if not _reads_live(namespace, by=by, reader=reader):
             raise missing
         usable = {BundleState.LIVE}
-        found = hot.resolve_tag(namespace, name, tag, session=session)
+        found = hot.resolve_tag(namespace, name, tag, reader=reader)
     live = tuple(_manifest_of(bundle) for bundle in found if bundle.state in usable and bundle.damage is None)
     if live:
         return ResolveReply(bundles=live)
@@ -79,16 +80,16 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, ses
     raise missing
 
 
-def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, session: Session) -> tuple[Blob, ...]:
+def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, reader: hot.Reader) -> tuple[Blob, ...]:
     """The blobs of the bundle to link to: those wanted, or all of them.
 
     Raises BundleNotFound, BundleWithdrawn, StorageUnavailable for damaged ones, and BlobNotFound for a digest that the
     bundle does not name.
     """
-    listed = hot.blobs_of(digest, session)
+    listed = hot.blobs_of(digest, reader)
     if listed is None:
         raise bundle_not_found(digest)
-    if not _reads(listed.state, digest, listed.namespace, by=by, session=session):
+    if not _reads(listed.state, digest, listed.namespace, by=by, reader=reader):
         raise bundle_not_found(digest)
     if listed.state is BundleState.WITHDRAWN:
         raise withdrawn(digest, reason=listed.withdrawn_reason, replacement=listed.replacement)
@@ -257,15 +258,25 @@ def _manifest_of(found: hot.Resolved) -> SignedManifest:
     )
 
 
-def _may_resolve(found: hot.Resolved, namespace: Namespace, *, by: Principal, session: Session) -> bool:
-    return _reads(found.state, found.digest, namespace, by=by, session=session)
+def _may_resolve(found: hot.Resolved, namespace: Namespace, *, by: Principal, reader: hot.Reader) -> bool:
+    return _reads(found.state, found.digest, namespace, by=by, reader=reader)
 
 
-def _reads(state: BundleState, digest: Digest, namespace: Namespace, *, by: Principal, session: Session) -> bool:
+def _reads_live(namespace: Namespace, *, by: Principal, reader: hot.Reader) -> bool:
+    """Whether `by` reads what is live: with the scope, or as the worker that joins a union with what is there."""
+    if by.may(Scope.READ, namespace):
+        return True
+    if by.build is None or not by.sees(namespace):
+        return False
+    attempt = hot.find_attempt(by.build, by.attempt, reader)
+    return attempt is not None and unions.is_union(attempt.spec)
+
+
+def _reads(state: BundleState, digest: Digest, namespace: Namespace, *, by: Principal, reader: hot.Reader) -> bool:
     """Readers of the namespace read live and withdrawn bundles; the worker that proves a pushed one reads that one."""
     if state in (BundleState.LIVE, BundleState.WITHDRAWN):
-        return by.may(Scope.READ, namespace)
+        return _reads_live(namespace, by=by, reader=reader)
     if state is BundleState.PENDING and by.build is not None:
-        build = build_rows.find_build(by.build, session)
-        return build is not None and build.requalify == digest and build.attempt == by.attempt
+        attempt = hot.find_attempt(by.build, by.attempt, reader)
+        return attempt is not None and attempt.requalify == digest
     return False

@@ -9,7 +9,7 @@ namespace holds which blobs all come back. Believed is what a trusted key signed
 
 So whoever can write to the bucket can make no bundle, bring none back, and move no tag. What is left out is named, with
 the reason. What lives in SQL alone is lost: builds with their logs, bundles that were pushed and not proven yet,
-receipts, and tokens, which an operator makes again. Workers register by themselves.
+receipts, what tuning has measured, and tokens, which an operator makes again. Workers register by themselves.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
     bundle   tagged: stays. Untagged: goes AOT_KEEP_SECONDS after its last use, withdrawn or rejected
              AOT_KEEP_OUT_SECONDS after that; pushed and not proven: rejected after AOT_KEEP_PENDING_SECONDS
-    upload   in parts, begun and last asked for before the grace period: given up, its parts removed
+    upload   in parts, begun and last asked for before the grace period: given up, its parts removed; so is what arrived
+             then and became no blob
     blob     named by no bundle, by no live build and lately opened by no upload: condemned
              condemned for the grace period: deleting, then deleted from the store, then forgotten
 
@@ -44,7 +45,7 @@ class Retained:
     deleted: tuple[Digest, ...] = ()
     freed_bytes: int = 0
     rejected: tuple[Digest, ...] = ()  # pushed, and proven by nobody in their time; they go later
-    given_up: int = 0  # uploads in parts that nobody went on with
+    given_up: int = 0  # uploads that nobody went on with
 
 
 @dataclass
@@ -117,7 +118,7 @@ def plan(deps: Deps) -> Retained:
     now, settings = deps.clock(), deps.settings
     expired = rows.expired(unused_since=now - settings.keep, out_since=now - settings.keep_out)
     named = plan_rows.named_by_others(expired)
-    given_up, rejected = len(abandoned.abandoned_uploads(deps)), unproven.find_unproven(deps)
+    given_up, rejected = len(abandoned.find_abandoned(deps)), unproven.find_unproven(deps)
     with deps.sessions.reading() as session:
         condemned = plan_rows.unneeded_blobs(
             session, opened_before=now - settings.grace_of_blobs, needed=_needed(session), named=named

@@ -5,10 +5,10 @@ get another ticket, since a message may be lost; waiting builds say why; uploads
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import takewhile
+from datetime import timedelta
+from itertools import takewhile, zip_longest
 from typing import Any
 
 import structlog
@@ -30,18 +30,22 @@ from registry.db import queue
 from registry.db import tokens as token_rows
 from registry.db.models import BuildRow
 from registry.deps import BEGINNING, Deps
-from registry.services import blobs, damage, records, waiting
+from registry.services import arrivals, blobs, damage, records, waiting
 from registry.services.builds import reject_pushed
 from registry.services.claims import WAITING_AGAIN, keep_lines
 from registry.services.one_by_one import one_by_one
-from registry.storage.parts import TakesParts
+from registry.storage.parts import Arrival, KeepsIncoming
 
 HASH_UPLOADS_FOR = timedelta(days=1)
 MOST_HASHED = 200
-# Leases are looked at between two passes, so no blob is begun after this. One that was begun is hashed whole: a pass
-# may take as long as reading the largest blob, and what runs out meanwhile waits for it or for another sweeper.
-HASH_SECONDS = 60.0
+# Leases are looked at between two passes, so a pass hashes no longer than this, and no blob longer than SLICE_SECONDS:
+# the next pass goes on with it, and small ones have their turn meanwhile.
+HASH_SECONDS = 15.0
+SLICE_SECONDS = 5.0
 MOST_EXPLAINED = 500
+# What is later than it could be was written before the clock was set back. Nobody waits as long as the clock was ahead:
+# who holds such a lease renews it, and a ticket that was sent then is sent again.
+CLOCK_MARGIN = timedelta(minutes=5)
 KEEP_TOKENS = timedelta(days=1)
 log = structlog.get_logger()
 
@@ -84,6 +88,7 @@ def expire_leases(deps: Deps) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the builds that wait again, and those that failed for good."""
     now, expired, exhausted = deps.clock(), [], []
     with deps.sessions.transaction() as session:
+        rows.shorten_leases(session, over=now + deps.settings.lease + CLOCK_MARGIN, to=now + deps.settings.lease)
         for row in rows.expired_builds(session, now=now):
             # Somebody may renew between the two statements: then the lease is another one.
             same = BuildRow.lease_expires_at == row.lease_expires_at
@@ -130,7 +135,8 @@ def explain_waiting(deps: Deps) -> int:
     for row in found:
         profile = profiles[row.profile]
         assert profile is not None, "a build's profile is never removed"
-        reason = waiting.reason(row.spec, factors=row.factors, profile=profile, live=profile.name in live)
+        live_now = profile.name in live
+        reason = waiting.reason(row.spec, factors=row.factors, profile=profile, live=live_now, before=row.waiting)
         if reason != row.waiting:
             changed.append((row, reason))
     if not changed:
@@ -147,10 +153,10 @@ def resend_tickets(deps: Deps) -> tuple[str, ...]:
     the same while.
     """
     now, due = deps.clock(), []
-    before = now - deps.settings.resend_after
+    before, after = now - deps.settings.resend_after, now + CLOCK_MARGIN
     with deps.sessions.transaction() as session:
         for profile, idle in _idle_workers(deps, session):
-            for row in queue.due_tickets(profile.name, session, sent_before=before, limit=idle):
+            for row in queue.due_tickets(profile.name, session, sent_before=before, or_after=after, limit=idle):
                 # Of two sweepers that read the same time, one moves it on.
                 if rows.update_build(row, session=session, also=BuildRow.sent_at == row.sent_at, sent_at=now):
                     due.append((queue_for(profile), row.id))
@@ -176,31 +182,48 @@ def _idle_workers(deps: Deps, session: Session) -> tuple[tuple[Profile, int], ..
 def hash_uploads(deps: Deps, *, start: Digest | None = None) -> int:
     """Hash what has arrived and no store has compared: blobs in parts, and all where the store does not do it.
 
-    Returns how many blobs are stored now. A pass looks at MOST_HASHED, by digest from `start`, and begins none after
+    Returns how many blobs are stored now. A pass looks at MOST_HASHED, by digest from `start`, and ends after
     HASH_SECONDS; without `start` it begins anywhere, so that uploads which never arrive keep nobody from his turn.
     """
-    smallest = -1
-    if deps.store.enforces_checksum:
-        if not isinstance(deps.store, TakesParts):
-            return 0
-        smallest = deps.store.largest_put_bytes
-    now: datetime = deps.clock()
+    in_parts = isinstance(deps.store, KeepsIncoming)
+    if deps.store.enforces_checksum and not in_parts:
+        return 0
+    start = start or damage.anywhere()
     with deps.sessions.reading() as session:
         pending = blob_rows.pending_blobs(
             session,
-            opened_since=now - HASH_UPLOADS_FOR,
-            start=start or damage.anywhere(),
+            opened_since=deps.clock() - HASH_UPLOADS_FOR,
+            start=start,
             limit=MOST_HASHED,
-            over_bytes=smallest,
+            over_bytes=deps.store.largest_put_bytes if in_parts and deps.store.enforces_checksum else -1,
         )
     until = time.monotonic() + HASH_SECONDS
-    settled: list[bool] = []
+    settled: dict[Hashable, bool] = {}
 
-    def settle(blob: Blob) -> None:
-        settled.append(blobs.settle_upload(blob, store=deps.store, sessions=deps.sessions, clock=deps.clock))
+    def settle(found: Blob | Arrival) -> None:
+        seconds = min(SLICE_SECONDS, max(0.0, until - time.monotonic()))
+        if isinstance(found, Blob):
+            there = {"store": deps.store, "sessions": deps.sessions, "clock": deps.clock, "hashing": deps.hashing}
+            settled[found] = blobs.settle_upload(found, **there, seconds=seconds)
+            whole = arrivals.complete(found, deps)
+        else:
+            whole = (found,)
+        for arrival in whole:
+            if (key := (arrival.namespace, arrival.digest)) not in settled:
+                settled[key] = arrivals.settle_arrival(arrival, deps, seconds=seconds)
 
-    one_by_one(takewhile(lambda _: time.monotonic() <= until, pending), settle)
-    return sum(settled)
+    # In turns: many of the one kind keep none of the other waiting.
+    pairs = zip_longest(_arrivals(deps, start), pending)
+    found = (one for pair in pairs for one in pair if one is not None)
+    one_by_one(takewhile(lambda _: time.monotonic() <= until, found), settle)
+    return sum(settled.values())
+
+
+def _arrivals(deps: Deps, start: Digest) -> Iterator[Arrival]:
+    """What namespaces have put and nobody has hashed, by digest from `start` on, then from the first one."""
+    if isinstance(deps.store, KeepsIncoming):
+        found = sorted(deps.store.arrivals(), key=lambda arrival: (arrival.digest < start, arrival.digest))
+        yield from found[:MOST_HASHED]
 
 
 def delete_tokens(deps: Deps) -> int:

@@ -42,7 +42,7 @@ def move(
     require_live(bundle)
     if request.expected is None:
         put(tag, bundle=bundle, now=now, session=session)
-    elif not _moved(tag, bundle=bundle, expected=request.expected, now=now, session=session):
+    elif not moved(tag, bundle=bundle, expected=request.expected, now=now, session=session):
         row = rows.find_tag(_place(tag, bundle), session)
         found = row.bundle if row else None
         raise TagMoved(
@@ -93,7 +93,8 @@ def withdrawn(digest: Digest, *, reason: str, replacement: Digest | None) -> Bun
     )
 
 
-def _moved(tag: Tag, *, bundle: BundleRow, expected: Digest, now: datetime, session: Session) -> bool:
+def moved(tag: Tag, *, bundle: BundleRow, expected: Digest, now: datetime, session: Session) -> bool:
+    """Let the tag stand for `bundle` where it stands for `expected` now; False where it does not."""
     place = _place(tag, bundle)
     _hold(bundle, session=session)
     if expected == NOWHERE:

@@ -20,13 +20,17 @@ PREFIX = "aot_"  # lets secret scanners recognise one
 
 @dataclass(frozen=True)
 class Principal:
-    """The bearer of a token. `namespaces` empty: all. `build` and `attempt` are set on a claim's token alone."""
+    """The bearer of a token. `namespaces` empty: all. `build` and `attempt` are set on a claim's token alone.
+
+    `expires_at`: when the token does; None: never.
+    """
 
     label: str
     scopes: frozenset[Scope]
     namespaces: tuple[Namespace, ...] = ()
     build: str | None = None
     attempt: int | None = None
+    expires_at: datetime | None = None
 
     def has(self, scope: Scope) -> bool:
         """`admin` includes all scopes but `build`, which is the right to one attempt and not a rank."""
@@ -70,7 +74,7 @@ def issue(
     """Return a new secret. It is shown here once and cannot be read again."""
     secret = PREFIX + secrets.token_urlsafe(32)
     row = TokenRow(
-        hash=_hash(secret),
+        hash=hash_of(secret),
         label=label,
         scopes=scopes,
         namespaces=namespaces,
@@ -85,7 +89,7 @@ def issue(
 
 def give(secret: str, label: str, *, scopes: tuple[Scope, ...], now: datetime, session: Session) -> None:
     """Make true that `secret`, which was chosen elsewhere, is the one token of this label; one given before it ends."""
-    digest = _hash(secret)
+    digest = hash_of(secret)
     rows.delete_labelled(label, session, but=digest)
     row = rows.find_token(digest, session)
     if row is None:
@@ -99,18 +103,18 @@ def end(label: str, *, session: Session) -> None:
     rows.delete_labelled(label, session)
 
 
-def authenticate(secret: str, *, now: datetime, session: Session) -> Principal:
+def authenticate(secret: str, *, now: datetime, reader: hot.Reader) -> Principal:
     """Raises Unauthenticated for a secret that is unknown or has expired, without saying which."""
-    digest = _hash(secret)
-    row = hot.find_token(digest, session)
+    digest = hash_of(secret)
+    row = hot.find_token(digest, reader)
     # The look-up compares hashes, of which a caller learns nothing by timing; the comparison here is constant-time.
     if row is None or not hmac.compare_digest(row.hash, digest) or (row.expires_at and row.expires_at <= now):
         raise Unauthenticated("the bearer token is unknown or has expired", hint="set AOT_TOKEN to a valid token")
-    return Principal(row.label, frozenset(row.scopes), row.namespaces, row.build, row.attempt)
+    return Principal(row.label, frozenset(row.scopes), row.namespaces, row.build, row.attempt, row.expires_at)
 
 
 def is_known(secret: str, *, session: Session) -> bool:
-    return rows.find_token(_hash(secret), session) is not None
+    return rows.find_token(hash_of(secret), session) is not None
 
 
 def has_label(label: str, *, session: Session) -> bool:
@@ -119,7 +123,7 @@ def has_label(label: str, *, session: Session) -> bool:
 
 def is_probe(secret: str, own: str) -> bool:
     """Whether `secret` is the one of this process's own health check, `own`; empty: it has none."""
-    return bool(own) and hmac.compare_digest(_hash(secret), _hash(own))
+    return bool(own) and hmac.compare_digest(hash_of(secret), hash_of(own))
 
 
 def create(request: TokenRequest, *, by: Principal, now: datetime, session: Session) -> TokenReply:
@@ -149,5 +153,6 @@ def create(request: TokenRequest, *, by: Principal, now: datetime, session: Sess
     return TokenReply(token=secret, expires_at=expires_at)
 
 
-def _hash(secret: str) -> str:
+def hash_of(secret: str) -> str:
+    """What is kept of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()

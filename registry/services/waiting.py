@@ -8,12 +8,17 @@ from aot.schema.factor import Factor
 from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.spec import KernelSource, Spec
+from aot.schema.wire.builds import NOT_RUN
 
 
-def reason(spec: Spec, *, factors: Iterable[Factor], profile: Profile, live: bool) -> str:
-    """Say why no worker takes the build now; empty where one could."""
+def reason(spec: Spec, *, factors: Iterable[Factor], profile: Profile, live: bool, before: str = "") -> str:
+    """Say why no worker takes the build now; empty where one could.
+
+    `before` is what was said last: of a bundle that has not run anywhere, that stays the reason.
+    """
     if not live:
-        return not_run(profile) if isinstance(spec.source, KernelSource) else no_worker(profile.name)
+        unrun = isinstance(spec.source, KernelSource) or before == not_run(profile)
+        return not_run(profile) if unrun else no_worker(profile.name)
     return "; ".join(misfits(spec, factors=factors, profile=profile))
 
 
@@ -22,7 +27,11 @@ def no_worker(profile: Name) -> str:
 
 
 def not_run(profile: Profile) -> str:
-    return f"not run: needs a {profile.capability} device"
+    """Of kernels for a card, or of code for a CPU, that nothing has run yet."""
+    capability = profile.capability
+    if capability.family != "cpu":
+        return f"{NOT_RUN}needs a {capability} device"
+    return f"{NOT_RUN}no host with {'AMX' if 'amx_tile' in capability.features else capability.target}"
 
 
 def misfits(spec: Spec, *, factors: Iterable[Factor], profile: Profile) -> tuple[str, ...]:
