@@ -12,12 +12,15 @@ from aot.schema.artifact import Artifact, Speed
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, decode_manifest
 from aot.schema.names import Reference
+from aot.schema.recipe import Route
 from aot.schema.report import Provenance
 from aot.schema.spec import BytecodeSource, CommandSource, CommitTeller, KernelSource
 from aot.schema.state import BundleState
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.bundles import BundleView, SignedManifest
 from aot.select import describe_coverage
+
+MOST_GRAPHS = 16  # of a capture's that are told one by one
 
 
 def narrow(name: str | None) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def list_lines(bundles: Sequence[BundleView]) -> list[str]:
             ",".join(view.tags) or "-",
             view.digest.short,
             view.profile,
-            view.state,
+            f"{view.state} ({view.waiting})" if view.waiting else view.state,
             weights_word(frozen=view.frozen),
             size(view.size_bytes),
             "-" if view.speedup is None else f"{view.speedup:.2f}x",
@@ -142,6 +145,8 @@ def manifest_lines(manifest: Manifest, digest: Digest) -> list[str]:
         )
     if proof.numerics != "checked":
         lines.append(f"numerics   {proof.numerics}")
+    refused = manifest.compile_report.refused_routes
+    lines += [f"not by     route {route}: {reason}" for route, reason in sorted(refused.items())]
     return [*lines, *(f"left out   {gap}" for gap in proof.left_out)]
 
 
@@ -179,6 +184,8 @@ def artifact_lines(artifact: Artifact) -> list[str]:
     name = artifact.region or "whole program"
     count = f" x{len(artifact.instances)}" if len(artifact.instances) > 1 else ""
     lines = [f"artifact   {name}{count} [{describe_coverage(artifact)}] by route {artifact.route}"]
+    if artifact.route is Route.CACHE:
+        lines += [f"  {line}" for line in artifact.coverage.constraints[:MOST_GRAPHS]]
     for speed in artifact.speeds:
         point = ", ".join(f"{name} {value}" for name, value in speed.point.items()) or "example"
         lines.append(

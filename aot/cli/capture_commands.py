@@ -53,9 +53,19 @@ def add_capture(app: typer.Typer) -> None:
         write_back: Annotated[
             bool, typer.Option("--write-back", help="Push what was compiled, with all that was restored.")
         ] = False,
+        idle_seconds: Annotated[
+            float,
+            typer.Option(
+                "--idle-seconds",
+                min=0.0,
+                help="With --write-back: push beside the command when so long idle; 0: at exit.",
+            ),
+        ] = 30.0,
     ) -> int:
         """Restore the compiler caches that fit this host, and run a command on them: `aot run name:tag -- CMD`."""
         from aot.cli import capture as work
 
         named, behind = work.split_arguments(reference, command, lock=lock)
-        return work.run_command_on(named, behind, lock=lock, bytecode=bytecode, write_back=write_back)
+        return work.run_command_on(
+            named, behind, lock=lock, bytecode=bytecode, write_back=write_back, idle_seconds=idle_seconds
+        )

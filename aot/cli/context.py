@@ -65,8 +65,8 @@ def _skus(node: NodeFacts) -> tuple[str, ...]:
     return tuple(dict.fromkeys(gpu.sku for gpu in node.gpus or ()))
 
 
-def _preference(view: ProfileView) -> tuple[bool, bool, int]:
-    """Profiles that a worker serves now first, then cards, then the higher CPU level."""
+def _preference(view: ProfileView) -> tuple[bool, bool, int, bool]:
+    """Profiles that a worker serves now first, then cards, then the higher CPU level without more than that."""
     level = view.profile.capability.level
     rank = CPU_X86_LEVELS.index(level) if level in CPU_X86_LEVELS else -1
-    return view.live_workers > 0, view.profile.device is not None, rank
+    return view.live_workers > 0, view.profile.device is not None, rank, not view.profile.capability.features

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aot.cli.missing import Command, build_command, describe_need
 from aot.cli.output import table, weights_word
+from aot.cli.unproven import Unproven, list_unproven, look_up_told, unproven_lines
 from aot.cli.wrap import wrap
 from aot.client.connect import open_client
 from aot.config import Config
@@ -14,7 +15,7 @@ from aot.errors import AotError
 from aot.nearest import Near, Need, missing, nearest
 from aot.rules import Change
 from aot.runtime.fetch import Resolved
-from aot.runtime.pod import judge, look_up
+from aot.runtime.pod import judge
 from aot.schema.codec import Response
 from aot.schema.decision import Accepted, Decision, Level, Refusal, Rejected, Selection, reasons_of
 from aot.schema.digest import Digest
@@ -63,6 +64,7 @@ class Explanation(Response, kw_only=True):
     profiles: dict[Digest, Name] = {}
     nearest: Nearest | None = None
     missing: MissingBuild | None = None
+    pending: tuple[Unproven, ...] = ()  # of the same model, which nobody may load before its proof
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Explained:
     near: Near | None
     need: Need | None
     command: Command | None
+    pending: tuple[Unproven, ...] = ()
 
     def to_json(self) -> Explanation:
         selection, near, need = self.selection, self.near, self.need
@@ -105,12 +108,14 @@ class Explained:
                 profile=need.profile.name if need.profile else None,
                 open_facts=need.open_facts,
             ),
+            pending=self.pending,
         )
 
     def lines(self, *, width: int | None = None) -> list[str]:
         profiles = {digest: manifest.profile.name for digest, manifest in self.resolved.bundles}
         gpus = self.environment.node.gpus or ()
         lines = selection_lines(self.selection, profiles=profiles, gpus=gpus, width=width)
+        lines += [part for text in unproven_lines(self.pending) for part in wrap(text, width)]
         if self.command is None or self.need is None:
             return lines
         what = "what would fit" if self.selection.bundle is None else "one tuned for this host"
@@ -126,11 +131,12 @@ def explain(reference: str, environment: Environment, *, config: Config, lock: P
     Raises NotFound, SignatureRejected and their kin for a reference that cannot be resolved, Unavailable where neither
     registry nor cache knows it.
     """
-    resolved = look_up(reference, lock=lock, config=config)
+    resolved = look_up_told(reference, lock=lock, config=config)
     selection = judge(resolved, environment)
     near = (*(nearest(selection.decisions)[:1] if selection.bundle is None else ()), None)[0]
+    pending = list_unproven(resolved, config=config)
     if _is_served(selection) or not resolved.bundles:
-        return Explained(resolved, selection, environment, near, None, None)
+        return Explained(resolved, selection, environment, near, None, None, pending)
     manifests = dict(resolved.bundles)
     like = near.decision.bundle if near else selection.bundle
     manifest = manifests[like] if like else resolved.bundles[0][1]
@@ -139,9 +145,8 @@ def explain(reference: str, environment: Environment, *, config: Config, lock: P
         sku = missing(environment).sku
         profiles = [profile for profile in profiles if profile.device and profile.device.sku == sku]
     need = missing(environment, profiles=profiles)
-    return Explained(
-        resolved, selection, environment, near, need, build_command(resolved.reference, manifest.spec, need)
-    )
+    command = build_command(resolved.reference, manifest.spec, need)
+    return Explained(resolved, selection, environment, near, need, command, pending)
 
 
 def selection_lines(

@@ -6,7 +6,7 @@ error is told once on stderr. The exit code is that of the worst (`aot.cli.exits
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +18,17 @@ from aot.cli.exits import Exit, exit_code_of, of_system, worst
 from aot.cli.here import build_and_push
 from aot.cli.output import emit, say, say_error
 from aot.client import RegistryClient
-from aot.errors import AotError, InvalidInput, InvalidProfile
+from aot.errors import AotError, BuildUnfinished, InvalidInput, InvalidProfile
 from aot.pipeline import PackedSource, follow_build, submit_spec
 from aot.schema.names import Name
+from aot.schema.profile import CPU_TARGETS
 from aot.schema.spec import Spec
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.errors import ErrorBody
 
 NOT_BEGUN, NOT_KNOWN = "not-begun", "not-known"
-_LEVEL = re.compile(r"v\d")
-_ENDS_IN_LEVEL = re.compile(r"(.*)v\d")
+_LEVEL = re.compile(r"v\d(?:-amx)?")
+_ENDS_IN_LEVEL = re.compile(r"(.*)v\d(?:-amx)?")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Line:
         """The build's state; `not-begun` without a build, `not-known` where nobody could say how it ended."""
         if self.build is None:
             return NOT_BEGUN
-        known = self.view is not None and (self.error is None or self.view.state.finished)
+        seen = self.error is None or isinstance(self.error, BuildUnfinished)
+        known = self.view is not None and (seen or self.view.state.finished)
         return self.view.state if known and self.view else NOT_KNOWN
 
     @property
@@ -106,7 +108,7 @@ def push_each(client: RegistryClient, submission: Submission, profiles: Sequence
     def begin(spec: Spec, packed: PackedSource) -> Line:
         return Line(spec, build=build_and_push(client, spec, packed, tags=submission.tags))
 
-    return _begin_each(client, submission, profiles, begin)
+    return _begin_each(client, submission, profiles, begin, more=CPU_TARGETS)
 
 
 def submit_all(
@@ -147,8 +149,10 @@ def _begin_each(
     submission: Submission,
     profiles: Sequence[Name],
     begin: Callable[[Spec, PackedSource], Line],
+    *,
+    more: Collection[str] = (),
 ) -> Iterator[Line]:
-    with packed_specs(client, submission, profiles) as (specs, packed):
+    with packed_specs(client, submission, profiles, more=more) as (specs, packed):
         for spec in specs:
             try:
                 line = begin(spec, packed)
@@ -166,11 +170,14 @@ def _begin_each(
 
 @contextmanager
 def packed_specs(
-    client: RegistryClient, submission: Submission, profiles: Sequence[Name]
+    client: RegistryClient, submission: Submission, profiles: Sequence[Name], *, more: Collection[str] = ()
 ) -> Iterator[tuple[tuple[Spec, ...], PackedSource]]:
-    """One spec for each profile, over one packed source. Raises InvalidProfile before anything is packed."""
+    """One spec for each profile, over one packed source; `more` are names that need no worker.
+
+    Raises InvalidProfile before anything is packed.
+    """
     known = {view.profile.name for view in client.list_profiles().profiles}
-    if unknown := [name for name in profiles if name not in known]:
+    if unknown := [name for name in profiles if name not in known and name not in more]:
         raise InvalidProfile(
             f"no worker has registered the profile {' nor '.join(unknown)}, so nothing was submitted; registered: "
             f"{', '.join(sorted(known)) or 'none'}",

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aot.cli.output import table
+from aot.cli.unproven import Unproven, list_unproven, look_up_told, unproven_lines
 from aot.cli.wrap import wrap
 from aot.config import Config
 from aot.runtime.fetch import Resolved
-from aot.runtime.pod import judge, look_up
+from aot.runtime.pod import judge
 from aot.schema.codec import Response
 from aot.schema.decision import Accepted, Decision, Level, Refusal, reasons_of
 from aot.schema.digest import Digest
@@ -56,6 +57,7 @@ class Matrix(Response, kw_only=True):
     columns: tuple[Column, ...]
     hosts: tuple[HostRow, ...]
     refusals: tuple[Refusal, ...] = ()
+    pending: tuple[Unproven, ...] = ()  # of the same models, which nobody may load before its proof
 
 
 def cross(
@@ -63,11 +65,12 @@ def cross(
 ) -> Matrix:
     """Judge every bundle of every reference on every host. Raises what `look_up` does."""
     parsed = dict.fromkeys(Reference.parse(reference) for reference in references)
-    looked_up = [look_up(str(reference), lock=lock, config=config) for reference in parsed]
+    looked_up = [look_up_told(str(reference), lock=lock, config=config) for reference in parsed]
     return Matrix(
         columns=_columns(looked_up),
         hosts=tuple(_row(host, environment, looked_up) for host, environment in hosts.items()),
         refusals=tuple(refusal for resolved in looked_up for refusal in resolved.refusals),
+        pending=_pending(looked_up, config=config),
     )
 
 
@@ -81,7 +84,8 @@ def matrix_lines(matrix: Matrix, *, width: int | None = None) -> list[str]:
     lines: list[str] = []
     for part in _parts(("host", *names), columns, width):
         lines += [*table(("host", *(column[0] for column in part)), _transposed(names, part)), ""]
-    return [*lines, *_counts(matrix, width), "", _fleet(matrix)]
+    pending = [part for text in unproven_lines(matrix.pending) for part in wrap(text, width)]
+    return [*lines, *_counts(matrix, width), "", *pending, _fleet(matrix)]
 
 
 def cell_text(cell: Cell) -> str:
@@ -89,6 +93,12 @@ def cell_text(cell: Cell) -> str:
     reason = f": {cell.kinds[0]}" if cell.kinds else ""
     some = f" ({cell.fitting} of {cell.artifacts})" if cell.fitting != cell.artifacts else ""
     return f"{cell.level}{reason}{some}"
+
+
+def _pending(looked_up: Sequence[Resolved], *, config: Config) -> tuple[Unproven, ...]:
+    """Each once, of however many tags of its model."""
+    found = (one for resolved in looked_up for one in list_unproven(resolved, config=config))
+    return tuple({one.bundle: one for one in found}.values())
 
 
 def _columns(looked_up: Sequence[Resolved]) -> tuple[Column, ...]:

@@ -119,7 +119,7 @@ def _recipe(recipe: Recipe) -> Iterator[str]:
         if (value := getattr(recipe, name)) != getattr(plain, name):
             yield f"--{name} {value}"
     if _by_function(recipe):
-        yield f"--route {Route.FUNCTION}"
+        yield f"--route {','.join(recipe.routes)}"
     if recipe.dynamic is not None:
         yield "--dynamic" if recipe.dynamic else "--no-dynamic"
     if not recipe.fullgraph:
@@ -134,7 +134,7 @@ def _recipe(recipe: Recipe) -> Iterator[str]:
 
 
 def _by_function(recipe: Recipe) -> bool:
-    return recipe.routes == (Route.FUNCTION,)
+    return Route.FUNCTION in recipe.routes
 
 
 def _limits(limits: Limits) -> Iterator[str]:

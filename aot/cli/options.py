@@ -27,7 +27,11 @@ ModeOption = Annotated[str, typer.Option("--mode", help="torch.compile's mode.")
 Dimensions = Annotated[list[str], typer.Option("--dim", help="batch=1..32, length=128,512 (buckets), batch=8.")]
 Options = Annotated[list[str], typer.Option("--option", help="Inductor option name=value.")]
 RouteOption = Annotated[
-    str | None, typer.Option("--route", help="package if left out; function: one graph that export does not take.")
+    str | None,
+    typer.Option(
+        "--route",
+        help="package if left out; function: one graph that export does not take; package,function: the first of both.",
+    ),
 ]
 RegionsOption = Annotated[str, typer.Option("--regions", help="whole, or auto: repeated blocks compiled once.")]
 Dynamic = Annotated[

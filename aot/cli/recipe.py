@@ -87,7 +87,7 @@ def make_recipe(
 ) -> Recipe:
     try:
         # Left out, the recipe's own default: it is part of the build key.
-        routes = {"routes": (Route(route),)} if route else {}
+        routes = {"routes": tuple(map(Route, route.split(",")))} if route else {}
         return Recipe(
             mode=Mode(mode),
             fullgraph=fullgraph,

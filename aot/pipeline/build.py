@@ -1,17 +1,20 @@
 """Build: from an opened source to a proven bundle on disk, without the network (design.md, section 5)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 import aot
 from aot.bundle import read_bundle, write_bundle
+from aot.bundle.assemble import assemble
 from aot.client import RegistryClient
-from aot.compile.run import compile_source
+from aot.compile.run import Compiled, compile_source
 from aot.errors import QualificationFailed
+from aot.keys import fingerprint_of
 from aot.pipeline.recheck import refuse_false_facts
 from aot.pipeline.source import download
 from aot.proof import PTRACE, faults_of
@@ -22,9 +25,12 @@ from aot.schema.factor import Factor
 from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Reference
 from aot.schema.profile import Profile
-from aot.schema.report import Provenance, Qualification
+from aot.schema.report import CompileReport, Provenance, Qualification
 from aot.schema.spec import BytecodeSource, CommandSource, KernelSource, Spec
 from aot.source import OpenedSource
+
+if TYPE_CHECKING:
+    from aot.capture.union import Base
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,17 @@ class Question:
 
 @dataclass(frozen=True)
 class Staged:
-    """A bundle on this disk, ready to be uploaded. `manifest_text` are the bytes that its digest is over."""
+    """A bundle on this disk, ready to be uploaded. `manifest_text` are the bytes that its digest is over.
+
+    `measured` is a file with what tuning knows after this build, for later ones; it is no part of the bundle.
+    """
 
     directory: Path
     manifest: Manifest
     manifest_text: str
     digest: Digest
     paths: Mapping[Digest, Path]
+    measured: Path | None = None
 
 
 def build_bundle(
@@ -63,6 +73,41 @@ def build_bundle(
 
     `shared_caches` keeps what one machine and toolchain pays once: headers and ISA probes. `should_stop` ends the
     work with CompileStopped. Raises the family CompileFailed, and InvalidInput for a recipe that cannot be honoured.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    if isinstance(question.spec.source, CommandSource):
+        around: dict[str, Any] = {"builder": builder, "on_event": on_event, "should_stop": should_stop}
+        return _make_again(_nothing_yet(question), source, scratch=scratch, sandbox=sandbox, **around)
+    draft, compiled = compile_draft(
+        question,
+        source,
+        scratch=scratch,
+        shared_caches=shared_caches,
+        sandbox=sandbox,
+        builder=builder,
+        on_event=on_event,
+        should_stop=should_stop,
+    )
+    staged = _prove(
+        draft, compiled.paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop
+    )
+    return replace(staged, measured=compiled.measured)
+
+
+def compile_draft(
+    question: Question,
+    source: OpenedSource,
+    *,
+    scratch: Path,
+    shared_caches: Path,
+    sandbox: Bubblewrap | None,
+    builder: str,
+    on_event: OnEvent,
+    should_stop: ShouldStop,
+) -> tuple[Manifest, Compiled]:
+    """Compile every region of `source`: the manifest as it is before any proof, and what it lists.
+
+    Raises as `build_bundle`, but for what a proof raises.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     compiled = compile_source(
@@ -89,9 +134,7 @@ def build_bundle(
         compile_report=compiled.report,
         provenance=provenance_of(question.spec, builder=builder),
     )
-    return _prove(
-        draft, compiled.paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop
-    )
+    return draft, compiled
 
 
 def requalify_bundle(
@@ -99,6 +142,7 @@ def requalify_bundle(
     source: OpenedSource,
     *,
     digest: Digest,
+    bases: "Sequence[Base]" = (),
     client: RegistryClient,
     scratch: Path,
     shared_caches: Path,
@@ -109,6 +153,7 @@ def requalify_bundle(
 ) -> Staged:
     """Prove again a pending bundle that somebody uploaded. What its uploader claimed of the proof is dropped.
 
+    `bases` are the live bundles that a union of caches is to hold.
     Raises as `build_bundle`, and QualificationFailed where its files ask other things of a host than it says.
     """
     _refuse_kernels(question)
@@ -117,8 +162,8 @@ def requalify_bundle(
     pinned = Reference(f"{spec.namespace}/{spec.name}@{digest}")
     pushed = decode_manifest(client.resolve(pinned)[0].manifest.encode())
     if isinstance(spec.source, BytecodeSource | CommandSource):
-        around = {"builder": builder, "on_event": on_event, "should_stop": should_stop}
-        return _make_again(pushed, source, scratch=scratch, sandbox=sandbox, **around)
+        around: dict[str, Any] = {"builder": builder, "on_event": on_event, "should_stop": should_stop}
+        return _make_again(pushed, source, bases=bases, scratch=scratch, sandbox=sandbox, **around)
     paths = _fetch_blobs(pushed, digest, client=client, into=scratch / "pushed", should_stop=should_stop)
     refuse_false_facts(pushed, paths)
     draft = msgspec.structs.replace(
@@ -130,6 +175,19 @@ def requalify_bundle(
         ),
     )
     return _prove(draft, paths, source, scratch=scratch, sandbox=sandbox, on_event=on_event, should_stop=should_stop)
+
+
+def _nothing_yet(question: Question) -> Manifest:
+    """What a capture that nobody has pushed begins with: the question, and no artifact."""
+    return assemble(
+        question.spec,
+        question.profile,
+        fingerprint=fingerprint_of(question.factors),
+        artifacts=(),
+        qualification=Qualification(),
+        compile_report=CompileReport(),
+        provenance=provenance_of(question.spec, builder=""),
+    )
 
 
 def _refuse_kernels(question: Question) -> None:
@@ -144,6 +202,7 @@ def _make_again(
     pushed: Manifest,
     source: OpenedSource,
     *,
+    bases: "Sequence[Base]" = (),
     scratch: Path,
     sandbox: Bubblewrap | None,
     builder: str,
@@ -164,6 +223,7 @@ def _make_again(
         sandbox=sandbox,
         devices=list_gpu_devices(pushed.profile.capability.family),
         builder=builder,
+        bases=bases,
         on_event=on_event,
         should_stop=should_stop,
     )

@@ -12,16 +12,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from aot.client import RegistryClient
-from aot.errors import AotError, InvalidSource, InvalidSpec
+from aot.errors import AotError, BundleWithdrawn, InvalidSource, InvalidSpec, NotFound
 from aot.pipeline.lockfile import check_place, write_lock
-from aot.pipeline.source import PackedSource, pack_factory, pack_program
+from aot.pipeline.source import PackedSource, pack_command, pack_factory, pack_program
 from aot.recipes import check_recipe
 from aot.runtime.fetch import verify_signed
 from aot.schema.digest import Digest
 from aot.schema.lock import Lock, LockEntry
+from aot.schema.manifest import Manifest
 from aot.schema.names import Name, Reference
 from aot.schema.project import ModelEntry, Project
-from aot.schema.spec import Spec
+from aot.schema.spec import CommandSource, Spec
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.bundles import FindTarget, SignedManifest
 from aot.source import find_commit
@@ -150,21 +151,50 @@ def _ensure(client: RegistryClient, asked: _Asked, *, trusted: TrustedKeys) -> l
         outcome, signed = Ensured.BUILT, _built(client, spec, asked.wait())
     references = [Reference.parse(f"{spec.namespace}/{spec.name}:{tag}") for tag in asked.model.tags]
     manifest = verify_signed(signed, references[0], trusted, build_key=asked.answer.build_key)
-    for reference in references:
-        if reference.tag not in signed.tags:
-            client.tag(reference, signed.digest)
-    entries = [
-        LockEntry(
-            reference=reference,
-            profile=spec.profile,
-            bundle=signed.digest,
-            build_key=manifest.build_key,
-            factors=manifest.factors,
-            frozen=manifest.frozen,
-        )
-        for reference in references
-    ]
+    entries = [_let_stand(client, reference, signed, manifest, trusted=trusted) for reference in references]
     return [Target(entry.reference, entry.profile, outcome, entry.bundle, entry) for entry in entries]
+
+
+def _let_stand(
+    client: RegistryClient, reference: Reference, signed: SignedManifest, manifest: Manifest, *, trusted: TrustedKeys
+) -> LockEntry:
+    """Let the tag stand for the bundle, or for the union that it has grown to: runs write back what they compile."""
+    digest = signed.digest
+    if reference.tag not in signed.tags:
+        grown = _find_grown(client, reference, manifest, trusted=trusted)
+        if grown is None:
+            client.tag(reference, digest)
+        else:
+            digest, manifest = grown
+    return LockEntry(
+        reference=reference,
+        profile=manifest.profile.name,
+        bundle=digest,
+        build_key=manifest.build_key,
+        factors=manifest.factors,
+        frozen=manifest.frozen,
+    )
+
+
+def _find_grown(
+    client: RegistryClient, reference: Reference, capture: Manifest, *, trusted: TrustedKeys
+) -> tuple[Digest, Manifest] | None:
+    """The union that the tag stands for, where it holds every entry of `capture` and is of the same tree."""
+    source = capture.spec.source
+    if not isinstance(source, CommandSource):
+        return None
+    try:
+        found = client.resolve(reference)
+    except (NotFound, BundleWithdrawn):
+        return None
+    wanted = {file.path for file in capture.files}
+    for signed in found:
+        manifest = verify_signed(signed, reference, trusted)
+        theirs = manifest.spec.source
+        same = isinstance(theirs, CommandSource) and theirs.union_of is not None and theirs.tree == source.tree
+        if same and manifest.profile.name == capture.profile.name and wanted <= {file.path for file in manifest.files}:
+            return signed.digest, manifest
+    return None
 
 
 def _built(client: RegistryClient, spec: Spec, view: BuildView) -> SignedManifest:
@@ -174,6 +204,8 @@ def _built(client: RegistryClient, spec: Spec, view: BuildView) -> SignedManifes
 
 def _check_recipe(model: ModelEntry) -> None:
     """Before anything is packed. Raises InvalidSpec with the model's name."""
+    if model.command:
+        return  # it compiles as it likes: there is nothing to follow
     try:
         check_recipe(model.recipe)
     except InvalidSpec as error:
@@ -188,6 +220,8 @@ def _pack(model: ModelEntry, root: Path, into: Path) -> PackedSource:
         raise InvalidSource(f"model {model.name}: {missing[0]} does not exist", hint="paths are relative to aot.toml")
     if model.program is not None:
         return pack_program(place, into=into, requirements=model.requirements, weights=weights)
+    if model.command:
+        return pack_command(place, model.command, into=into, requirements=model.requirements)
     assert model.entry is not None
     return pack_factory(place, model.entry, into=into, requirements=model.requirements, weights=weights)
 
@@ -202,7 +236,7 @@ def _spec(project: Project, model: ModelEntry, packed: PackedSource, profile: Na
         name=model.name,
         source=packed.source,
         profile=profile,
-        recipe=model.recipe,
+        recipe=model.asked_recipe,
         weights=packed.weights,
         limits=model.limits,
     )

@@ -5,6 +5,7 @@ A worker proves the bundle again before it goes live: nobody certifies himself.
 
 import getpass
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from aot.client import RegistryClient
@@ -12,6 +13,7 @@ from aot.environment import observe_environment
 from aot.errors import InvalidProfile
 from aot.keys import factors_of, key_of
 from aot.pipeline.build import Question, Staged, build_bundle
+from aot.pipeline.cross import build_unproven, find_cross_profile, refuse_foreign
 from aot.pipeline.profiles import observe_profiles
 from aot.pipeline.source import PackedSource, open_source
 from aot.sandbox import Bubblewrap, OnEvent, find_sandbox
@@ -30,16 +32,17 @@ def build_here(
 ) -> Staged:
     """Compile and prove `spec` on this machine, and upload its source, which the worker's proof needs.
 
-    Raises InvalidProfile when this machine is not the profile that the spec names, and what `build_bundle` raises.
+    For a CPU target above this machine's it is compiled, and nothing is proven. Raises InvalidProfile when this machine
+    is not the profile that the spec names, and what `build_bundle` raises.
     """
-    profile = _registered(client, spec)
+    profile, build = _registered(client, spec)
     factors = factors_of(spec, profile)
     # First: whoever may not upload should know before he compiles.
     links = client.open_uploads(spec.namespace, source.blobs)
     client.upload_blobs(links, source.paths, namespace=spec.namespace)
     opened = open_source(spec, source.paths, into=scratch / "source")
     sandbox = find_sandbox()
-    return build_bundle(
+    return build(
         Question(spec=spec, profile=profile, build_key=key_of(factors), factors=factors),
         opened,
         scratch=scratch / "work",
@@ -52,24 +55,29 @@ def build_here(
     )
 
 
-def _registered(client: RegistryClient, spec: Spec) -> Profile:
-    """The profile as the registry knows it, which the key is made of; and this machine must be it."""
-    known = {view.profile.name: view.profile for view in client.list_profiles().profiles}
-    wanted = known.get(spec.profile)
+def _registered(client: RegistryClient, spec: Spec) -> tuple[Profile, Callable[..., Staged]]:
+    """The profile as the registry knows it, which the key is made of, and how this machine builds for it."""
+    environment = observe_environment()
+    views = client.list_profiles().profiles
+    here = {profile.name: profile for profile in observe_profiles(environment)}
+    # Before what is registered: of a CPU target that no worker is, the registry asks for its workers' toolchain.
+    crossed = find_cross_profile(spec.profile, views, node=environment.node)
+    wanted = crossed or next((view.profile for view in views if view.profile.name == spec.profile), None)
+    refuse_foreign(spec.profile, wanted)
     if wanted is None:
+        known = ", ".join(view.profile.name for view in views) or "none"
         raise InvalidProfile(
-            f"no worker has registered the profile {spec.profile}; registered: {', '.join(known) or 'none'}",
+            f"no worker has registered the profile {spec.profile}; registered: {known}",
             hint="start a worker of that profile: it has to prove the bundle again",
         )
-    here = {profile.name: profile for profile in observe_profiles(observe_environment())}
-    own = here.get(spec.profile)
-    if own is None or own.toolchain != wanted.toolchain or own.device != wanted.device:
+    own = next(iter(here.values()), None) if crossed else here.get(spec.profile)
+    if own is None or own.toolchain != wanted.toolchain or (crossed is None and own.device != wanted.device):
         raise InvalidProfile(
             f"this machine is not the profile {spec.profile}: it is {', '.join(here)}",
             hint="build on a worker (without --here), or on a machine with the profile's toolchain",
             details={"wanted": str(wanted.toolchain), "found": str(own and own.toolchain)},
         )
-    return wanted
+    return wanted, build_unproven if crossed else build_bundle
 
 
 def user_name() -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from aot.client import RegistryClient
 from aot.errors import BlobMissing
 from aot.pipeline.build import Staged
+from aot.pipeline.measurements import upload_measurements
 from aot.pipeline.pending import while_pending
 from aot.pipeline.source import PackedSource, raise_if_stopped
 from aot.sandbox import OnEvent, ShouldStop
@@ -23,16 +24,21 @@ def publish_bundle(
     staged: Staged,
     *,
     build: str,
+    with_measurements: bool = False,
     on_event: OnEvent = lambda event: None,
     should_stop: ShouldStop = lambda: None,
 ) -> PublishReply:
     """Upload the blobs that the namespace lacks, then publish with the token of the attempt. Safe to repeat.
 
+    `with_measurements`: the registry keeps what tuning has measured, and gets it.
     Raises LeaseLost, BlobMissing, Forbidden, Unavailable, and CompileStopped with the text of `should_stop`.
     """
     upload_bundle(client, staged, should_stop=should_stop)
+    measurements = upload_measurements(client, staged, on_event=on_event) if with_measurements else None
     on_event({"phase": "publishing"})
-    return while_pending(lambda: client.publish(build, staged.manifest_text), should_stop=should_stop)
+    return while_pending(
+        lambda: client.publish(build, staged.manifest_text, measurements=measurements), should_stop=should_stop
+    )
 
 
 def push_bundle(

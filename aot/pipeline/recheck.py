@@ -6,20 +6,19 @@ derives them. Pure but for the files that it reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from aot.compile.binaries import binaries_of
 from aot.compile.host import host_guards, kernel_guards, narrowest_of
 from aot.compile.isa import offences_in
 from aot.compile.kernels.code_object import read_code_object
-from aot.errors import AotError, MalformedDocument, QualificationFailed
-from aot.facts import read_cubin, read_elf, read_fatbin
-from aot.facts.fatbin import ImageKind
-from aot.facts.hsaco import read_hsaco
+from aot.errors import AotError, QualificationFailed
+from aot.facts import read_elf
+from aot.facts.targets import fallback_of, machine_targets
 from aot.pipeline.recheck_function import faults_of_function
 from aot.rules import RULES, Order
+from aot.rules.required import falls_back
 from aot.schema.artifact import Artifact
-from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
@@ -67,26 +66,6 @@ def _kernel_files(artifact: Artifact) -> list[File]:
     return [file for file in artifact.files if file.path.startswith(CUBINS)]
 
 
-def _images_of(path: str, place: Path) -> list[Capability]:
-    """What a kernel's file is compiled for: one card, or several of which the driver takes one.
-
-    Raises MalformedDocument, for a file of another kind too.
-    """
-    match PurePosixPath(path).suffix:
-        case ".cubin":
-            return [read_cubin(place).capability]
-        case ".hsaco":
-            return [read_hsaco(place).capability]
-        case ".fatbin":
-            return [image.capability for image in read_fatbin(place) if image.kind is ImageKind.ELF]
-        case other:
-            raise MalformedDocument(
-                f"{path} is no kernel that can be read: it ends in {other!r}",
-                hint="kernels are .cubin, .hsaco or .fatbin files",
-                details={"path": path},
-            )
-
-
 def _faults_of_package(
     artifact: Artifact, manifest: Manifest, library: Path, paths: Mapping[Digest, Path]
 ) -> Iterator[str]:
@@ -94,7 +73,8 @@ def _faults_of_package(
     try:
         elf = read_elf(library)
         offences = offences_in(library, profile) if profile.capability.family == "cpu" else ()
-        codes = {file.path: _images_of(file.path, paths[file.digest]) for file in _kernel_files(artifact)}
+        kernels = [(file.path, paths[file.digest]) for file in _kernel_files(artifact)]
+        codes = {path: machine_targets(path, place) for path, place in kernels}
         usable = {path: [one for one in images if profile.capability.runs(one)] for path, images in codes.items()}
         capability = narrowest_of(profile, {one for images in usable.values() for one in images})
         guards = host_guards(
@@ -102,6 +82,8 @@ def _faults_of_package(
             profile,
             torch=profile.toolchain.torch,
             capability=capability,
+            # Who claims less than his files could do claims nothing false.
+            fallback=fallback_of(kernels) if falls_back(artifact) else None,
             of_module=isinstance(manifest.spec.source, FactorySource),
         )
     except AotError as error:

@@ -64,6 +64,14 @@ def pack_program(
     return PackedSource(source, files, {blob.digest: stripped, **paths})
 
 
+def pack_command(root: Path, command: Sequence[str], *, into: Path, requirements: Sequence[str] = ()) -> PackedSource:
+    """Pack the tree at `root` that `command` runs in, for a worker to capture its caches. Raises InvalidSource."""
+    into.mkdir(parents=True, exist_ok=True)
+    packed = pack_tree(root, into)
+    source = CommandSource(command=tuple(command), tree=packed.blob, requirements=tuple(sorted(requirements)))
+    return PackedSource(source, (), {packed.blob.digest: packed.path}, tuple(map(str, packed.left_out)))
+
+
 def pack_again(spec: Spec, *, into: Path, source: Path | None, weights: Sequence[Path] = ()) -> PackedSource:
     """Pack what `spec` was submitted with once more; without a `source`, its weights alone.
 

@@ -10,7 +10,7 @@ from aot.pipeline.source import PackedSource
 from aot.schema.names import Tag
 from aot.schema.spec import Spec
 from aot.schema.state import BuildState
-from aot.schema.wire.builds import BuildView, LogLine, SubmitReply
+from aot.schema.wire.builds import NOT_RUN, BuildView, LogLine, SubmitReply
 
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.2, 2.0
 # A registry that restarts must not end a CI job that follows an hour's build.
@@ -35,8 +35,8 @@ def follow_build(
 ) -> BuildView:
     """Return the build once it is published; `on_change` sees every state and step on the way.
 
-    Raises BuildFailed when it failed or was cancelled, BuildUnfinished when `timeout_seconds` passed, Unavailable
-    when the registry has not answered for AWAY_SECONDS.
+    Raises BuildFailed when it failed or was cancelled, BuildUnfinished when `timeout_seconds` passed, or without such
+    at once where no host has run what is to be proven, Unavailable when the registry has not answered for AWAY_SECONDS.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     log = _Log(client, build, on_line)
@@ -58,6 +58,8 @@ def follow_build(
                 return view
             if view.state.finished:
                 raise failure_of(view)
+            if timeout_seconds is None and view.waiting.startswith(NOT_RUN):
+                raise _nobody_proves(view)
         if deadline is not None and time.monotonic() > deadline:
             raise _late(build, view, timeout_seconds)
         time.sleep(pause)
@@ -93,6 +95,13 @@ class _Log:
             for line in lines:
                 self._on_line(line)
                 self._last = line.sequence
+
+
+def _nobody_proves(view: BuildView) -> BuildUnfinished:
+    return BuildUnfinished(
+        f"the bundle of build {view.id} is pending, {view.waiting}",
+        hint=f"it goes live once a worker of {view.profile} has proven it: start one, then `aot wait {view.id}`",
+    )
 
 
 def _late(build: str, view: BuildView | None, timeout_seconds: float | None) -> BuildUnfinished:

@@ -25,7 +25,7 @@ class ProgramGuard(Document, kw_only=True):
     arguments, G its globals); `condition` is what it must be, "" where `kind` says it all.
     """
 
-    kind: str  # Dynamo's: "TENSOR_MATCH", "CONSTANT_MATCH", "TYPE_MATCH"
+    kind: str  # Dynamo's: "TENSOR_MATCH", "CONSTANT_MATCH", "TYPE_MATCH"; ours, at loading alone: "CODE_CONTENT"
     source: str = ""
     condition: str = ""
 

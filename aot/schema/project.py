@@ -5,27 +5,34 @@ import tomllib
 from aot.errors import MalformedDocument
 from aot.schema.codec import Document, convert
 from aot.schema.names import DEFAULT_NAMESPACE, Name, Namespace, Tag
-from aot.schema.recipe import Recipe
+from aot.schema.recipe import Recipe, command_recipe
 from aot.schema.spec import Limits
 
 
 class ModelEntry(Document, kw_only=True):
     """One model: where its source is, what to do with it, for which profiles, under which tags.
 
-    Exactly one of `entry` (a factory `module:function` inside `source`) and `program` (a file written by
-    torch.export.save) is given. Paths are relative to the file.
+    Exactly one of `entry` (a factory `module:function` inside `source`), `program` (a file written by
+    torch.export.save) and `command` (words that are run inside `source`, for their compiler caches) is given. Paths are
+    relative to the file.
     """
 
     name: Name
     source: str = "."
     entry: str | None = None
     program: str | None = None
+    command: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     profiles: tuple[Name, ...]
     tags: tuple[Tag, ...] = (Tag("latest"),)
     recipe: Recipe = Recipe()
     limits: Limits = Limits()
+
+    @property
+    def asked_recipe(self) -> Recipe:
+        """The recipe that a build is asked for: of a command only the environment is its user's to choose."""
+        return command_recipe(self.recipe.environment) if self.command else self.recipe
 
 
 class Project(Document, kw_only=True):
@@ -47,10 +54,17 @@ def decode_project(content: str) -> Project:
     targets: set[tuple[Name, Name, Tag]] = set()
     for index, model in enumerate(project.models):
         path = f"$.models[{index}]"
-        if (model.entry is None) == (model.program is None):
+        if sum((model.entry is not None, model.program is not None, bool(model.command))) != 1:
             raise _wrong(
-                f"model {model.name} must have either `entry` or `program`",
-                hint='entry = "module:function" for a factory, program = "file.pt2" for an exported program',
+                f"model {model.name} must have one of `entry`, `program` and `command`",
+                hint='entry = "module:function" for a factory, program = "file.pt2" for an exported program, '
+                'command = ["python", "train.py"] for the compiler caches of a command',
+                path=path,
+            )
+        if model.command and (model.weights or model.recipe != Recipe(environment=model.recipe.environment)):
+            raise _wrong(
+                f"model {model.name} is a command: its recipe has an `environment` and nothing else, and no weights",
+                hint="a command decides itself how it compiles",
                 path=path,
             )
         for key, values in (("profiles", model.profiles), ("tags", model.tags)):

@@ -21,6 +21,11 @@ class Mode(StrEnum):
     MAX_AUTOTUNE = "max-autotune"
     MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
 
+    @property
+    def tunes(self) -> bool:
+        """True where candidates are compared by measuring them."""
+        return self in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
+
 
 class Purpose(StrEnum):
     INFERENCE = "inference"
@@ -81,3 +86,8 @@ class Recipe(Document, kw_only=True):
     dimensions: tuple[Dimension, ...] = ()  # narrows or replaces the source's dimensions, by name
     options: dict[str, bool | int | float | str | None] = {}  # torch._inductor.config overrides
     environment: dict[str, str] = {}  # what a child process sees besides an empty environment
+
+
+def command_recipe(environment: dict[str, str]) -> Recipe:
+    """Return the recipe of captured caches: torch's own options, and what the command's environment sets of them."""
+    return Recipe(mode=Mode.DEFAULT, fullgraph=False, routes=(Route.CACHE,), environment=environment)

@@ -50,6 +50,7 @@ class CompileReport(Document, kw_only=True):
     phases: dict[str, float] = {}  # seconds by phase
     options: dict[str, str] = {}  # every inductor option that was set
     warnings: tuple[str, ...] = ()
+    refused_routes: dict[str, str] = {}  # allowed routes that could not take the program, each with the reason
 
 
 class StartProof(Document, kw_only=True):

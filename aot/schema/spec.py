@@ -94,13 +94,15 @@ class CommandSource(Document, kw_only=True, tag="command"):
     """A command whose compiler caches are captured, and the packed tree that it runs in, for whoever runs it again.
 
     `tree` is None of a bundle that never leaves its maker: nobody could prove it. `entries` is over the paths and
-    digests of what was captured: one command leaves other entries when it meets other shapes.
+    digests of what was captured: one command leaves other entries when it meets other shapes. `union_of`: the bundle
+    that the command ran on, whose entries stay beside the new ones.
     """
 
     command: tuple[str, ...]
     tree: Blob | None = None
     entries: Digest | None = None
     requirements: tuple[str, ...] = ()
+    union_of: Digest | None = None
 
 
 Source = FactorySource | ProgramSource | KernelSource | BytecodeSource | CommandSource

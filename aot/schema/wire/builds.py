@@ -32,6 +32,9 @@ class SubmitRequest(Document, kw_only=True):
     priority: int = 0
 
 
+NOT_RUN = "not run: "  # how `waiting` begins where no host has run what the build is to prove
+
+
 class BuildView(Response, kw_only=True):
     id: str
     namespace: Namespace
@@ -97,6 +100,9 @@ class Claim(Response, kw_only=True):
     lease_seconds: float
     links: tuple[Link, ...]  # source and weights
     requalify: Digest | None = None  # prove this pending bundle instead of compiling
+    tags: tuple[Tag, ...] = ()  # that are to stand for the bundle
+    measurements: Link | None = None  # what tuning has measured in the namespace's last build of such a profile
+    keeps_measurements: bool = False  # what this build measures may be sent with its bundle
 
 
 class ClaimReply(Response, kw_only=True):

@@ -9,7 +9,7 @@ from aot.schema.codec import Document, Response
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.factor import Factor
 from aot.schema.names import Name, Namespace, Reference, Tag
-from aot.schema.spec import Spec
+from aot.schema.spec import Blob, Spec
 from aot.schema.state import BundleState
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.signed import SignedManifest
@@ -22,9 +22,14 @@ class ResolveReply(Response, kw_only=True):
 
 
 class PublishRequest(Document, kw_only=True):
-    """The end of a build, sent with the token of its attempt."""
+    """The end of a build, sent with the token of its attempt.
+
+    `measurements`: what tuning knows by now, uploaded as the bundle's blobs are, for later builds of the namespace.
+    Only where the claim said that the registry keeps them: one of an older version refuses the field.
+    """
 
     manifest: str
+    measurements: Blob | None = None
 
 
 class PushRequest(Document, kw_only=True):

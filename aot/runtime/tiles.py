@@ -1,0 +1,30 @@
+"""AMX's registers: Linux gives them to a process that has asked, and kills one that uses them without.
+
+Inductor asks while it looks for instruction sets (torch/_inductor/cpu_vec_isa.py), oneDNN at its first product of its
+own; compiled code loaded by itself asks nobody. Source: Linux documentation, arch/x86/xstate (ARCH_REQ_XCOMP_PERM).
+"""
+
+from aot.errors import LoadFailed
+from aot.schema.capability import Capability
+
+TILES = "amx_tile"
+
+
+def require_tiles(capability: Capability) -> None:
+    """Make true that this process may run code for `capability`; nothing where that has no AMX.
+
+    Raises LoadFailed where CPU or kernel give no tiles.
+    """
+    if TILES in capability.features and not ask_for_tiles():
+        raise LoadFailed(
+            f"the code is for {capability}, and this process gets no AMX tiles",
+            hint="use a CPU with AMX and Linux 5.16 or newer, in a container that lets arch_prctl through",
+        )
+
+
+def ask_for_tiles() -> bool:
+    """Ask for the whole process, later threads included; False where there are none. To be asked as often as wanted."""
+    import torch
+
+    ask = getattr(torch.cpu, "_init_amx", None)
+    return bool(ask is not None and ask())
