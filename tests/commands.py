@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from aot.schema.wire.builds import Claim
-from registry.app import create_app_from
 from tests.service import Service, a_service
 from tests.serving import listening, serving
+from tests.standing import an_app
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "aot.cli")
@@ -127,5 +127,5 @@ def a_shell(place: Path) -> Iterator[Shell]:
     with listening() as (listener, url), a_service(place / "registry", AOT_PUBLIC_URL=url) as service:
         keys = ",".join(service.call("get_keys").keys)
         environ = clean_environ(home, AOT_URL=url, AOT_TOKEN=service.admin, AOT_TRUSTED_KEYS=keys, AOT_TIMEOUT="3")
-        with serving(create_app_from(service.deps), listener):
+        with an_app(service.deps) as app, serving(app, listener):
             yield Shell(service, url, home, environ)

@@ -1,6 +1,16 @@
-"""Where a test that needs a card is skipped: here and nowhere else."""
+"""Where a test that needs a card is skipped, here and nowhere else; and in which order cores get their files."""
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Deal files out as they are collected: end to end first, units last.
+
+    pytest-xdist would begin with those of most tests. The last ones, of a test or two, are builds of a minute, and a
+    core that has no more of them waits for the other.
+    """
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen

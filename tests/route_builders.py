@@ -1,19 +1,19 @@
-"""Values for tests of the routes `bytecode` and `function`, as `tests.builders` has them for packages."""
+"""Values for tests of the routes `bytecode`, `cache` and `function`, as `tests.builders` has them for packages."""
 
 from typing import Any
 
 from aot.pipeline.bytecode import BYTECODE_RECIPE
-from aot.proof import REBUILT
+from aot.proof import REBUILT, RECAPTURED
 from aot.schema.artifact import Artifact, Coverage, CoverageKind
 from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard, ProgramGuard
 from aot.schema.manifest import Manifest
 from aot.schema.names import Name, Namespace
-from aot.schema.recipe import Recipe, Route
+from aot.schema.recipe import Recipe, Route, command_recipe
 from aot.schema.report import Qualification
-from aot.schema.spec import BytecodeSource, Distribution, Spec
-from tests.builders import a_file, a_manifest, a_profile, a_spec, an_artifact, host_guards
+from aot.schema.spec import BytecodeSource, CommandSource, Distribution, Spec
+from tests.builders import a_blob, a_file, a_manifest, a_profile, a_spec, an_artifact, host_guards
 
 INTERPRETER = "cpython-311 a70d0d0a"
 FUNCTION_RECIPE = Recipe(routes=(Route.FUNCTION,))
@@ -89,3 +89,61 @@ def a_function_artifact(**deviations: Any) -> Artifact:
 def a_function_manifest(**deviations: Any) -> Manifest:
     fields = {"artifacts": (a_function_artifact(),), "canaries": ()}
     return a_manifest(a_spec(recipe=FUNCTION_RECIPE), **(fields | deviations))
+
+
+def a_capture_source(**deviations: Any) -> CommandSource:
+    fields: dict[str, Any] = {
+        "command": ("python", "train.py", "--steps", "2"),
+        "tree": a_blob(b"a packed tree"),
+        "entries": Digest.of(b"entries"),
+        "requirements": ("torchvision==0.28.0",),
+    }
+    return CommandSource(**(fields | deviations))
+
+
+def a_capture_artifact(**deviations: Any) -> Artifact:
+    """One graph with its joint graph and its code, and one kernel of Triton's."""
+    fields: dict[str, Any] = {
+        "region": "caches",
+        "instances": (),
+        "route": Route.CACHE,
+        "capability": Capability("cpu:x86-64-v3"),
+        "coverage": Coverage(kind=CoverageKind.EXACT, constraints=("1 graphs, as they were captured",)),
+        "files": (
+            a_file("inductor/aotautograd/key/one", b"joint graph"),
+            a_file("inductor/cd/code.cpp", b"source"),
+            a_file("inductor/cd/code.so", b"code"),
+            a_file("inductor/fxgraph/ab/key/one", b"graph"),
+            a_file("triton/KEY/__grp__add.json", b'{"child_paths":{"add.cubin":"[AOT_CACHES]/triton/KEY/add.cubin"}}'),
+            a_file("triton/KEY/add.cubin", b"cubin"),
+        ),
+        "host_guards": (
+            *host_guards(),
+            HostGuard(kind="isa", value="x86-64-v3"),
+            HostGuard(kind="python", value="3.11"),
+        ),
+        "facts": {
+            "factor:isa": "x86-64-v3",
+            "factor:torch": "2.13.0+cpu",
+            "first_seconds": "90.00",
+            "graphs": "1",
+            "key_tag": "aot-x86-64-v3-python3.11",
+            "second_seconds": "3.00",
+        },
+    }
+    return Artifact(**(fields | deviations))
+
+
+def a_capture_manifest(source: CommandSource | None = None, **deviations: Any) -> Manifest:
+    """As a worker publishes it, having run the command itself."""
+    profile = a_profile()
+    recipe = command_recipe({"TORCHINDUCTOR_MAX_AUTOTUNE": "1"})
+    fields: dict[str, Any] = {
+        "artifacts": (a_capture_artifact(),),
+        "qualification": Qualification(
+            numerics=RECAPTURED, profile=profile.name, torch=profile.toolchain.torch, seconds=93.0
+        ),
+        "canaries": (),
+    }
+    spec = a_spec("trainer", source=source or a_capture_source(), recipe=recipe)
+    return a_manifest(spec, profile=profile, **(fields | deviations))

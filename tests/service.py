@@ -35,15 +35,16 @@ from aot.schema.wire.builds import Claim, ClaimReply, ClaimRequest, SubmitReply,
 from aot.schema.wire.bundles import PublishReply, PublishRequest, PushRequest
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import RegisterReply, RegisterRequest, Scope
-from registry.app import create_app_from
 from registry.db.migrate import migrate
 from registry.db.session import open_sessions
 from registry.deps import Deps, build_deps
 from registry.queue import RecordingQueue
 from registry.services import tokens
+from registry.services.callers import Callers
 from registry.services.sweep import Swept, sweep
 from registry.settings import Settings
 from tests.builders import BYTES, a_manifest, manifest_text
+from tests.standing import an_app
 
 URL = "http://testserver.local"
 
@@ -163,10 +164,11 @@ def a_service(data_dir: Path, *, database_url: str | None = None, **environ: str
         environ["AOT_DATABASE_URL"] = database_url
     settings = Settings.from_environ({"AOT_DATA_DIR": str(data_dir), "AOT_PUBLIC_URL": URL, **environ})
     clock, queue = TurnedClock(), RecordingQueue()
-    deps = replace(build_deps(settings), clock=clock, queue=queue)
+    callers = Callers(monotonic=lambda: clock().timestamp())
+    deps = replace(build_deps(settings), clock=clock, queue=queue, callers=callers)
     if database_url is not None:
         migrate(deps.sessions)
-    with TestClient(create_app_from(deps), base_url=URL, raise_server_exceptions=False) as http:
+    with an_app(deps) as app, TestClient(app, base_url=URL, raise_server_exceptions=False) as http:
         service = Service(deps, http, clock, queue, admin="")
         yield replace(service, admin=service.token(Scope.ADMIN))
 

@@ -47,6 +47,7 @@ def arguments(tree: Path, name: str, profiles: str = LIST) -> tuple[str, ...]:
         ("cpu-x86-64-v3, v2", ("cpu-x86-64-v3", "cpu-x86-64-v2")),
         ("cpu-x86-64-v3,h100-sxm,v2", ("cpu-x86-64-v3", "h100-sxm", "v2")),
         ("gpu,v3", ("gpu", "v3")),
+        ("cpu-x86-64-v3,v4,v4-amx,v2", ("cpu-x86-64-v3", "cpu-x86-64-v4", "cpu-x86-64-v4-amx", "cpu-x86-64-v2")),
         ("cpu-x86-64-v3", ("cpu-x86-64-v3",)),
     ],
 )

@@ -11,23 +11,24 @@ from aot.environment import observe_environment
 from aot.runtime.pod import load
 from aot.schema.codec import convert
 from aot.schema.decision import Decision, Level
+from aot.schema.environment import host_cpu
 from aot.schema.guard import HostGuard
 from aot.schema.lock import Lock, LockEntry, encode_lock
 from aot.schema.names import Reference
+from aot.schema.profile import AMX, CPU_TARGETS
 from tests.builders import a_manifest, a_profile, a_spec, a_toolchain, an_artifact, host_guards
 from tests.commands import Shell, a_shell
 from tests.fleet import HOSTS
 
-LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 SETTINGS = {"deterministic": "false", "default_dtype": "float32", "matmul_precision": "highest", "grad": "true"}
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """default/mini for four levels of CPU and this machine's torch, and for a torch that it does not have."""
+    """default/mini for every CPU target and this machine's torch, and for a torch that it does not have."""
     here = str(observe_environment().container.torch)
     with a_shell(tmp_path_factory.mktemp("shell")) as shell:
-        wanted = [(a_profile(f"cpu-{level}", capability=f"cpu:{level}"), here) for level in LEVELS]
+        wanted = [(a_profile(name, capability=capability), here) for name, capability in CPU_TARGETS.items()]
         other = a_toolchain(torch="2.11.0+cpu")
         wanted.append((a_profile("cpu-other-torch", capability="cpu:x86-64", toolchain=other), other.torch))
         for profile, release in wanted:
@@ -36,6 +37,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             build = shell.service.submit(spec, tags=("latest",)).build
             guards = host_guards(profile.capability, torch=release)
             guards += tuple(HostGuard(kind=kind, value=value) for kind, value in SETTINGS.items())
+            guards += (HostGuard(kind="kernel", value="5.16"),) if profile.capability == AMX else ()
             artifact = an_artifact(capability=profile.capability, host_guards=guards)
             manifest = a_manifest(spec, profile=profile, artifacts=(artifact,))
             shell.service.publish(shell.service.claim(profile.name, build=build.id), manifest)
@@ -68,6 +70,13 @@ def test_a_host_file_gives_elsewhere_the_verdicts_that_load_gives_on_the_host(
     assert told == loaded(shell, tmp_path)
     assert {decision.verdict.level for decision in told} >= {Level.FITS, Level.REJECTED}
     assert told == explained(shell)
+    # Of each target, AMX among them, what the CPU itself runs is what fits.
+    own = host_cpu(observe_environment().node)
+    assert own is not None
+    fitting = {decision.bundle for decision in told if decision.verdict.level is Level.FITS}
+    published = shell.service.call("search").bundles
+    targets = {view.digest: CPU_TARGETS[view.profile] for view in published if view.profile in CPU_TARGETS}
+    assert fitting == {digest for digest, capability in targets.items() if own.runs(capability)}
 
 
 def test_settings_that_only_load_sees_are_assumed_and_said_to_be(shell: Shell, host: Path, tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_what_changed_since_a_lock_is_no_failure(shell: Shell, tmp_path: Path) -
     ran = shell.aot("explain", "mini", "--since", str(lock))
     assert ran.code == 0
     assert "  capability was cpu:x86-64-v2, is cpu:x86-64" in ran.lines
-    assert len(shell.aot("explain", "mini", "--since", str(lock), "--json").json) == 5
+    assert len(shell.aot("explain", "mini", "--since", str(lock), "--json").json) == 1 + len(CPU_TARGETS)
     assert shell.aot("explain", "mini", "--since", str(lock), "--host", "no-gpu").code == 2
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from aot.compile.run import Compiled
+from aot.compile.toolchain import Observed, observe_toolchain
 from aot.errors import (
+    BackendFailed,
     CompileFailed,
     CompileOutOfMemory,
     CompileStopped,
@@ -216,3 +218,21 @@ def test_a_source_cannot_change_its_own_files(tmp_path: Path) -> None:
     code = "def make():\n    with open(__file__, 'a') as file:\n        file.write('# changed')\n"
     error = failure(tmp_path, code, SourceNotLoadable)
     assert "Read-only file system" in str(error.details) + error.message or "Permission" in error.message
+
+
+def test_a_package_with_a_libstdcxx_inside_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded, it may end the child with a signal that tells nothing."""
+    observed = observe_toolchain()
+    compiler = tmp_path / "c++"
+    # Where it links alone: with such an option g++ would link a precompiled header as well.
+    linking = 'case " $* " in *" -shared "*) set -- "$@" -static-libstdc++;; esac'
+    compiler.write_text(f'#!/bin/sh\n{linking}\nexec {observed.compiler} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr("aot.compile.run.observe_toolchain", lambda: Observed(observed.toolchain, compiler))
+    source = builds.write_source(tmp_path / "tree", builds.STATELESS)
+    with pytest.raises(BackendFailed) as caught:
+        builds.build(source, tmp_path / "scratch", isolated=False, shared=builds.shared_headers())
+    named = f"the C++ compiler, {observed.toolchain.compiler}, linked libstdc++ statically"
+    assert named in caught.value.message, caught.value.details

@@ -75,6 +75,19 @@ def test_one_artifact_serves_every_block_of_its_kind_with_the_blocks_own_weights
             assert torch.allclose(container.run((x, scale))[0], block(x, scale=scale), rtol=1e-4, atol=1e-5)
 
 
+def test_a_build_compiles_nothing_of_what_all_builds_share() -> None:
+    compiled, _ = builds.in_regions()
+    library = builds.library_of(compiled)
+    build = next(parent for parent in library.parents if parent.name == "out").parent / "build"
+    made = sorted(path for path in (build / "headers").iterdir() if path.is_file() or path.is_symlink())
+    kinds = [path.name.partition("-")[0] + path.suffix for path in made if "-" in path.name]
+    assert kinds == ["interface.cpp", "interface.o", *["preprocessed.i", "preprocessed.json"] * 2]
+    assert [path.name for path in made if not path.is_symlink()] == [], (
+        "made by this build, not the first of the machine"
+    )
+    assert list(build.glob("cache/*/model.wrapper.program.cpp")), "the wrapper was compiled with its interface"
+
+
 def test_a_stripped_program_records_its_graph_and_its_range() -> None:
     compiled, _ = builds.stripped()
     (artifact,) = compiled.artifacts

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from aot.compile.function.trial import try_call
 from aot.compile.program import Example
 from aot.compile.shapes import Point
 from aot.errors import GuardFailed, LoadFailed, RunFailed, SourceNotExportable
+from aot.runtime.code_guard import CODE_CONTENT
 from aot.runtime.function import FunctionContainer, open_function
 from aot.schema.artifact import Artifact, Coverage, CoverageKind
 from aot.schema.recipe import Route
@@ -49,16 +51,20 @@ class Reads(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.ones(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = (helper(x * self.w) + TABLE["k"] + SETTINGS.shift).clamp(max=LIMIT)
+        y = (helper(WAYS["one"](x * self.w)) + TABLE["k"] + SETTINGS.shift).clamp(max=LIMIT)
         return torch.relu(y) if RECTIFIED else y
 
 
 class Calls(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return WAYS["one"](x)
+        return WAYS["held"](x)
 
 
-WAYS = {"one": doubled}
+def by_factor(settings: Settings) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x * settings.shift
+
+
+WAYS = {"one": doubled, "held": by_factor(Settings())}
 
 
 class Locked:
@@ -169,7 +175,7 @@ def test_a_changed_global_is_a_miss_whenever_it_was_changed(
             made.open(module)
         return
     container = made.open(module)
-    assert torch.equal(container.run((x,))[0], torch.full((4,), 6.0))
+    assert torch.equal(container.run((x,))[0], torch.full((4,), 8.0))
     change(monkeypatch)
     with pytest.raises(GuardFailed, match=named):
         container.run((x,))
@@ -192,8 +198,27 @@ def test_guards_on_values_of_globals_are_listed_and_those_on_code_stay_behind(ma
 
 
 def test_code_that_no_fingerprint_holds_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotExportable, match=r"cannot be saved.*WAYS.*one"):
+    """A function that holds an object: its code is not all that it does."""
+    with pytest.raises(SourceNotExportable, match=r"cannot be saved.*WAYS.*held.*a function") as raised:
         compile_function(Calls(), a_point(), {}, into=tmp_path, tree=None)
+    assert "defaults or closure" in raised.value.hint
+
+
+def test_a_function_in_a_dictionary_is_held_by_what_it_does(
+    made: Made, module: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [guard] = [guard for guard in made.function.guards if guard.source == "G['WAYS']['one']"]
+    assert guard.kind == CODE_CONTENT and guard.condition.startswith("G['WAYS']['one'].content == ")
+    # Another process has an equal function, and it is another object.
+    monkeypatch.setitem(WAYS, "one", FunctionType(doubled.__code__, doubled.__globals__, "doubled"))
+    container = made.open(module)
+    assert torch.equal(container.run([torch.ones(4)])[0], module(torch.ones(4)))
+    monkeypatch.setitem(WAYS, "one", lambda x: x * 4)
+    with pytest.raises(LoadFailed, match=r"does not hold: G\['WAYS'\]\['one'\]\.content"):
+        made.open(module)
+    monkeypatch.delitem(WAYS, "one")
+    with pytest.raises(LoadFailed, match=r"does not hold: G\['WAYS'\]"):
+        made.open(module)
 
 
 def test_a_value_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:

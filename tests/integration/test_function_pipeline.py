@@ -1,4 +1,6 @@
-"""A spec that allows only the route `function`: submitted, built and proven by a worker, published, loaded by a pod."""
+"""A program that no package takes, under a recipe that allows the route `function` as well: submitted, built and proven
+by a worker, published, loaded by a pod; and the report says why it is no package.
+"""
 
 import json
 import subprocess
@@ -24,13 +26,23 @@ import torch
 from torch import nn
 
 
+@torch.library.custom_op("toys::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halved.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
 class Tiny(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(8, 8)
 
     def forward(self, x):
-        return torch.tanh(self.inner(x)) * 2
+        return torch.ops.toys.halved(torch.tanh(self.inner(x)) * 4)
 
 
 def make():
@@ -56,14 +68,14 @@ print(json.dumps({"error": error, "counters": loaded.counters, "reasons": loaded
 """
 
 
-def test_a_spec_that_allows_only_functions_goes_the_ordinary_way(tmp_path: Path) -> None:
+def test_what_is_no_package_goes_the_ordinary_way_as_a_function(tmp_path: Path) -> None:
     source = builds.write_source(tmp_path / "tree", PROGRAM)
     profile = builds.here()
     with a_shell(tmp_path) as shell:
         shell.service.register(profile)
         submitted = shell.aot(
             *("submit", "tiny:v1", "--source", str(source.tree), "--entry", "model:make"),
-            *("--route", "function", "--profile", profile.name, "--json"),
+            *("--route", "package,function", "--profile", profile.name, "--json"),
         )
         assert submitted.code == 0, submitted.err
         build = submitted.json["build"]["id"]
@@ -82,7 +94,10 @@ def test_a_spec_that_allows_only_functions_goes_the_ordinary_way(tmp_path: Path)
         assert view.state is BuildState.PUBLISHED
         shown = shell.aot("show", "tiny:v1")
         assert "by route function" in shown.out and "guards of the program at each call" in shown.out, shown.out
+        assert "not by     route package: " in shown.out and "toys::halved" in shown.out, shown.out
         assert shell.service.call("get_bundle", digest=view.bundle).routes == (Route.FUNCTION,)
+        log = "\n".join(line.text for line in shell.service.call("get_build_log", build=build).lines)
+        assert "again, for route function: " in log and "toys::halved" in log
 
         ended = subprocess.run(
             [sys.executable, "-c", POD, str(source.tree)],

@@ -98,6 +98,23 @@ def test_other_devices_and_exported_programs_are_refused_by_name(tmp_path: Path)
         a_maker(Adds(), functions.RECIPE, tmp_path, tree="").make()
 
 
+def test_where_neither_route_takes_a_program_both_reasons_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aot.compile.child import Progress
+    from aot.compile.function import instead
+
+    (tmp_path / "artifacts" / "0").mkdir(parents=True)  # of a point that the package took before another failed
+    program = Program(module=Adds().eval(), examples=(Example((torch.randn(4),)),))
+    monkeypatch.setattr(instead, "open_job", lambda job: program)
+    package = SourceNotExportable("it breaks", hint="mend it", details={"region": "", "frame": "model.py:3"})
+    job = CompileJob(recipe=functions.RECIPE, out=str(tmp_path), build=str(tmp_path), profile=builds.here())
+    with pytest.raises(SourceNotExportable, match="package: it breaks; function: an exported program") as raised:
+        instead.make_instead(job, package, isa="", progress=Progress(None))
+    assert raised.value.details["refused_routes"]["package"] == "it breaks (model.py:3)"
+    assert raised.value.hint == "mend it" and not (tmp_path / "artifacts").exists()
+
+
 def test_sizes_of_one_are_compiled_by_themselves() -> None:
     program = Program(
         module=Adds(),

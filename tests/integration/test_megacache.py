@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -22,10 +23,14 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 
 CHILD = """
-import json, sys, torch
+import json, os, shutil, sys, torch
 from torch._dynamo.utils import counters
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-save, load = sys.argv[1:3]
+save, load, keep = sys.argv[1:4]
+valid_vec_isa_list()
+if keep:
+    shutil.copytree(os.environ["TORCHINDUCTOR_CACHE_DIR"], keep)
 if load:
     with open(load, "rb") as file:
         info = torch.compiler.load_cache_artifacts(file.read())
@@ -50,8 +55,11 @@ print(json.dumps({"error": error, "hit": hits, "miss": misses,
 """
 
 
-def run(place: Path, *, save: Path | None = None, load: Path | None = None) -> dict[str, Any]:
-    """Compile in a fresh process whose caches are below `place`."""
+def run(place: Path, *, save: Path | None = None, load: Path | None = None, keep: Path | None = None) -> dict[str, Any]:
+    """Compile in a fresh process whose caches are below `place`.
+
+    `keep` becomes a copy of what Inductor has tried the compiler's instruction sets with, before the first graph.
+    """
     (place / "tmp").mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "TRITON_"))}
     environ = {
@@ -62,7 +70,7 @@ def run(place: Path, *, save: Path | None = None, load: Path | None = None) -> d
         "TMPDIR": str(place / "tmp"),
     }
     ended = subprocess.run(
-        [sys.executable, "-c", CHILD, str(save or ""), str(load or "")],
+        [sys.executable, "-c", CHILD, str(save or ""), str(load or ""), str(keep or "")],
         env=environ,
         capture_output=True,
         text=True,
@@ -77,9 +85,17 @@ def run(place: Path, *, save: Path | None = None, load: Path | None = None) -> d
 def saved() -> tuple[Path, bytes]:
     """The cache directory of a cold run, and what torch saved of it."""
     place = scratch_directory("megacache")
-    said = run(place / "cold", save=place / "saved.bin")
+    said = run(place / "cold", save=place / "saved.bin", keep=place / "tried")
     assert (said["hit"], said["miss"]) == (0, 1)
     return place / "cold" / "inductor", (place / "saved.bin").read_bytes()
+
+
+def run_fresh(place: Path, *, load: Path | None = None) -> dict[str, Any]:
+    """As `run`, where only the compiler's instruction sets have been tried before: half of a start, and no graph."""
+    tried = saved()[0].parents[1] / "tried"
+    assert not list(tried.glob("fxgraph*"))
+    shutil.copytree(tried, place / "inductor", dirs_exist_ok=True)
+    return run(place, load=load)
 
 
 def test_what_torch_saved_lies_where_torch_keeps_it() -> None:
@@ -96,7 +112,7 @@ def test_what_torch_saved_lies_where_torch_keeps_it() -> None:
 def test_a_blob_that_was_split_and_joined_is_loaded_by_torch_and_hits(tmp_path: Path) -> None:
     _, content = saved()
     (tmp_path / "joined.bin").write_bytes(join(split(content)))
-    said = run(tmp_path / "fresh", load=tmp_path / "joined.bin")
+    said = run_fresh(tmp_path / "fresh", load=tmp_path / "joined.bin")
     assert (said["hit"], said["miss"], said["autograd_hit"]) == (1, 0, 1)
     assert said["error"] < 1e-5
 
@@ -107,7 +123,7 @@ def test_entries_put_into_a_cache_directory_hit_without_torchs_own_loader(tmp_pa
         place = tmp_path / "inductor" / place_of(entry)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(entry.content)
-    said = run(tmp_path)
+    said = run_fresh(tmp_path)
     assert (said["hit"], said["miss"], said["autograd_hit"]) == (1, 0, 1)
 
 
@@ -120,7 +136,7 @@ def test_a_captured_directory_becomes_a_blob_that_torch_loads(tmp_path: Path) ->
         (entry.kind, entry.key) for entry in split(content) if entry.kind is not SavedKind.PGO
     }
     (tmp_path / "blob.bin").write_bytes(join(entries))
-    assert run(tmp_path / "fresh", load=tmp_path / "blob.bin")["hit"] == 1
+    assert run_fresh(tmp_path / "fresh", load=tmp_path / "blob.bin")["hit"] == 1
 
 
 def test_an_imported_file_that_is_exported_again_is_loaded_by_torch_and_hits(tmp_path: Path) -> None:
@@ -141,4 +157,4 @@ def test_an_imported_file_that_is_exported_again_is_loaded_by_torch_and_hits(tmp
     exported = export_saved(staged.manifest.artifacts, lambda file: staged.paths[file.digest].read_bytes())
     assert exported.left_out == ()
     (tmp_path / "exported.bin").write_bytes(exported.content)
-    assert run(tmp_path / "fresh", load=tmp_path / "exported.bin")["hit"] == 1
+    assert run_fresh(tmp_path / "fresh", load=tmp_path / "exported.bin")["hit"] == 1

@@ -1,7 +1,7 @@
 """The whole proof on bundles written by hand: a good one passes, and each fault is found and named."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ from aot.schema.artifact import CoverageKind, Winner
 from aot.schema.recipe import Dimension, Randomness, Recipe
 from aot.schema.spec import Limits
 from tests.builders import a_coverage
+from tests.integration.eager_starts import told_again
 from tests.integration.handmade import FACTORY, write_handmade, write_source, write_two
 
 SLEEPY = FACTORY.replace("self.calls += 1", "__import__('time').sleep(0.04 * len(x)); self.calls += 1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eager_starts() -> Iterator[None]:
+    with told_again():
+        yield
 
 
 def prove(bundle: StoredBundle, place: Path, *, factory: str = FACTORY, **options: Any) -> Proof:

@@ -1,5 +1,6 @@
 """The whole proof on a real build: everything that can go silently wrong with weights outside, proven right."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,15 @@ from aot.schema.report import Qualification
 from aot.schema.spec import File
 from tests.builders import a_manifest, a_spec, altered
 from tests.integration import compiled as builds
+from tests.integration.eager_starts import told_again
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eager_starts() -> Iterator[None]:
+    with told_again():
+        yield
 
 
 def bundle_of(

@@ -15,12 +15,13 @@ from aot.errors import (
     SizeMismatch,
 )
 from aot.keys import factors_of, key_of
-from aot.schema.recipe import Purpose, Recipe, Route
+from aot.schema.recipe import Purpose, Recipe, Route, command_recipe
 from aot.schema.spec import Blob, Commit
 from aot.schema.state import BuildState
 from aot.schema.wire.builds import CancelRequest, ProgressRequest, SubmitRequest
 from aot.schema.wire.workers import Scope
 from tests.builders import a_blob, a_frozen_spec, a_profile, a_source, a_spec, a_toolchain, altered
+from tests.route_builders import a_capture_source
 from tests.service import Service, a_service
 
 
@@ -150,12 +151,13 @@ def test_an_unknown_profile_is_refused_naming_the_known_ones(service: Service) -
         a_spec(source=a_source(requirements=("transformers>=4",))),
         altered(a_frozen_spec(), weights=()),
         a_spec(recipe=Recipe(purpose=Purpose.TRAINING)),
-        a_spec(recipe=Recipe(routes=(Route.PACKAGE, Route.FUNCTION))),
+        a_spec(recipe=Recipe(routes=(Route.FUNCTION, Route.PACKAGE))),
+        a_spec(source=a_capture_source(), recipe=command_recipe({})),  # entries that somebody else has captured
         a_spec(recipe=Recipe(options={"trace.debug_dir": "traces"})),
         a_spec(recipe=Recipe(environment={"LD_PRELOAD": "x.so"})),
         altered(a_spec(), commit=Commit(revision="main\x1b[31m")),
     ],
-    ids=["entry", "path", "range", "no weights", "training", "route", "option", "variable", "commit"],
+    ids=["entry", "path", "range", "no weights", "training", "route", "entries", "option", "variable", "commit"],
 )
 def test_specs_that_no_worker_could_build_are_refused(service: Service, spec) -> None:
     with pytest.raises(InvalidSpec):

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import event
 
 from aot.errors import (
     BlobNotFound,
@@ -102,17 +101,6 @@ def test_links_lead_to_the_blobs_asked_for(service: Service) -> None:
     # The source is the submitter's: it is no blob of the bundle.
     with pytest.raises(BlobNotFound):
         ask(a_spec().blobs[0].digest)
-
-
-def test_the_pod_s_two_requests_are_one_query_each_besides_the_token_s(service: Service) -> None:
-    digest = service.published(a_spec(), tags=("v1", "v2")).bundle
-    statements = []
-    event.listen(service.deps.sessions.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    resolve(service, "v1")
-    assert len([text for text in statements if text.startswith("SELECT")]) == 2
-    statements.clear()
-    service.call("get_download_links", DownloadLinksRequest(), digest=digest)
-    assert len([text for text in statements if text.startswith("SELECT")]) == 2
 
 
 def test_a_tag_is_moved_and_moved_back(service: Service) -> None:

@@ -131,6 +131,19 @@ def test_a_lease_that_is_renewed_does_not_run_out(service: Service) -> None:
     assert service.publish(claim).bundle
 
 
+def test_a_lease_of_before_the_clock_was_set_back_lasts_no_longer_than_any_other(service: Service) -> None:
+    first = service.submit(a_spec()).build
+    claim = service.claim("cpu-v3")
+    service.clock.advance(-3600)
+    assert service.sweep().expired == (), "its worker may live"
+    reply = service.call("renew", build=claim.build, token=claim.token)
+    assert (reply.lease_expires_at - service.clock()).total_seconds() == lease(service)
+    service.clock.advance(-3600)
+    service.sweep()
+    service.clock.advance(lease(service) + 1)
+    assert service.sweep().expired == (first.id,), "nobody waits for an hour for a worker that died meanwhile"
+
+
 def test_a_lease_that_runs_out_gives_the_build_to_another_attempt(service: Service) -> None:
     service.submit(a_spec())
     first = service.claim("cpu-v3")
@@ -267,6 +280,14 @@ def test_tickets_are_sent_again_once_a_while_by_one_of_several_sweepers(service:
         swept = list(pool.map(lambda _: service.sweep().resent, range(4)))
     assert sorted(swept) == [(), (), (), (build,)]
     assert [ticket.build for _, ticket in service.queue.take()] == [build]
+
+
+def test_a_ticket_of_before_the_clock_was_set_back_is_sent_again_at_once(service: Service) -> None:
+    build = service.submit(a_spec()).build
+    assert service.sweep().resent == ()
+    service.clock.advance(-3600)
+    assert service.sweep().resent == (build.id,), "it may be lost, and nobody waits for an hour to find out"
+    assert service.sweep().resent == ()
 
 
 def test_no_tickets_pile_up_while_no_worker_lives(service: Service) -> None:

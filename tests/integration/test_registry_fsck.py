@@ -16,8 +16,9 @@ from aot.schema.wire.bundles import FindRequest, PublishRequest
 from aot.trust import TrustedKeys
 from registry.db import damage as damage_rows
 from registry.db.models import BlobRow, BundleRow
-from registry.services import blobs, damage, records
+from registry.services import damage, records
 from registry.services.fsck import Checked, fsck
+from registry.services.hashing import Hashing
 from tests.builders import BYTES, a_profile, a_source, a_spec, manifest_text
 from tests.integration.test_registry_process import run
 from tests.integration.test_registry_retention import a_built, a_bundle, a_claim, file_of
@@ -208,8 +209,13 @@ def test_a_pass_heals_a_bounded_number_and_the_next_one_goes_on(service: Service
     files = damaged(service, 5)
     service.upload([blob_of(file) for file in files])
     hashed: list[Digest] = []
-    right = blobs.hash_in
-    monkeypatch.setattr(blobs, "hash_in", lambda store, blob: hashed.append(blob.digest) or right(store, blob))
+    right = Hashing.hash
+
+    def noted(self, key, wanted, *rest, **named):
+        hashed.append(wanted)
+        return right(self, key, wanted, *rest, **named)
+
+    monkeypatch.setattr(Hashing, "hash", noted)
     sizes = []
     while healed := damage.heal(service.deps):
         sizes.append((len(healed), len(hashed)))

@@ -16,18 +16,19 @@ from aot.errors import BlobMissing, BlobPending, SizeMismatch
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob, Spec
-from aot.schema.wire.blobs import OpenUploadsRequest
+from aot.schema.wire.blobs import Link, OpenUploadsRequest
 from aot.schema.wire.builds import SubmitRequest
 from registry.services.retention import plan, retain
 from registry.storage.place import MIB
 from registry.storage.s3 import S3BlobStore
-from tests.builders import a_profile, a_spec
+from tests.builders import BYTES, a_profile, a_spec
 from tests.nanio import nanio_server
 from tests.service import Service, a_service
 
 CONTENT = bytes(range(251)) * (11 * MIB // 251)
 BLOB = Blob(digest=Digest.of(CONTENT), size_bytes=len(CONTENT))
 DAY = 86400.0
+DEFAULT, OTHER = Namespace("default"), Namespace("other")
 
 
 @pytest.fixture
@@ -55,10 +56,18 @@ def large_spec() -> Spec:
     return msgspec.structs.replace(spec, source=msgspec.structs.replace(spec.source, tree=BLOB))
 
 
-def put(service: Service, path: Path, content: bytes = CONTENT, *, blob: Blob = BLOB, parts: int | None = None) -> int:
+def put(
+    service: Service,
+    path: Path,
+    content: bytes = CONTENT,
+    *,
+    blob: Blob = BLOB,
+    parts: int | None = None,
+    namespace: Namespace = DEFAULT,
+) -> int:
     """Put what the registry lacks of the blob, or so many parts of it; return how many requests that were."""
     path.write_bytes(content)
-    links = service.call("open_uploads", OpenUploadsRequest(namespace=Namespace("default"), blobs=(blob,))).links
+    links = service.call("open_uploads", OpenUploadsRequest(namespace=namespace, blobs=(blob,))).links
     sent = 0
     for link in links:
         some = msgspec.structs.replace(link, parts=link.parts[:parts])
@@ -108,7 +117,7 @@ def test_a_blob_in_parts_of_another_size_than_the_request_names_is_refused(servi
     more = CONTENT + b"x"
     said = Blob(digest=BLOB.digest, size_bytes=len(more))
     put(service, tmp_path / "file", more, blob=said)
-    assert store_of(service).complete(said) == len(more)
+    assert store_of(service).incoming_of(Namespace("default")).complete(said) == len(more)
     with pytest.raises(SizeMismatch):
         service.call("submit", SubmitRequest(spec=large_spec()))
 
@@ -126,6 +135,94 @@ def test_an_upload_that_nobody_goes_on_with_is_given_up(service: Service, tmp_pa
     assert list(store_of(service).part_uploads()) == []
     assert retain(service.deps).given_up == 0
     assert put(service, tmp_path / "file") == 3
+
+
+def test_another_tenant_spoils_nobodys_upload(service: Service, tmp_path: Path) -> None:
+    lie = Blob(digest=BLOB.digest, size_bytes=BLOB.size_bytes - MIB)
+    put(service, tmp_path / "theirs", bytes(lie.size_bytes), blob=lie, namespace=OTHER)
+    assert put(service, tmp_path / "file", parts=1) == 1
+    assert store_of(service).incoming_of(OTHER).complete(lie) == lie.size_bytes
+    assert service.sweep().hashed == 0
+    assert put(service, tmp_path / "file") == 2, "what was put stays put"
+    with pytest.raises(BlobPending):
+        service.call("submit", SubmitRequest(spec=large_spec()))
+    put(service, tmp_path / "theirs", bytes(lie.size_bytes), blob=lie, namespace=OTHER)
+    assert service.sweep().hashed == 1
+    assert service.call("submit", SubmitRequest(spec=large_spec())).created
+    with store_of(service).open(BLOB.digest) as stream:
+        assert stream.read() == CONTENT
+
+
+def test_wrong_parts_that_are_completed_late_write_over_nothing(service: Service, tmp_path: Path) -> None:
+    put(service, tmp_path / "theirs", bytes(len(CONTENT)), namespace=OTHER)  # completed by nobody yet
+    put(service, tmp_path / "file")
+    service.call("open_uploads", OpenUploadsRequest(namespace=DEFAULT, blobs=(BLOB,)))
+    assert service.sweep().hashed == 1
+    assert not store_of(service).creates_if_absent, "no condition protects what is stored"
+    store_of(service).incoming_of(OTHER).complete(BLOB)
+    assert service.sweep().hashed == 0
+    with store_of(service).open(BLOB.digest) as stream:
+        assert stream.read() == CONTENT
+
+
+def test_where_the_store_compares_nothing_a_link_that_still_works_writes_over_nothing(
+    service: Service, tmp_path: Path
+) -> None:
+    store_of(service).enforces_checksum = False
+    right, wrong = b"right" * 20, b"wrong" * 20
+    blob = Blob(digest=Digest.of(right), size_bytes=len(right))
+    paths = {content: tmp_path / content[:5].decode() for content in (right, wrong)}
+    for content, path in paths.items():
+        path.write_bytes(content)
+
+    def link(namespace: Namespace) -> Link:
+        [found] = service.call("open_uploads", OpenUploadsRequest(namespace=namespace, blobs=(blob,))).links
+        return found
+
+    mine, theirs = link(DEFAULT), link(OTHER)
+    put_blob(HttpTransport(), theirs, paths[wrong], timeout_seconds=20, retry=ONCE)
+    put_blob(HttpTransport(), mine, paths[right], timeout_seconds=20, retry=ONCE)
+    assert service.sweep().hashed == 1
+    put_blob(HttpTransport(), theirs, paths[wrong], timeout_seconds=20, retry=ONCE)
+    put_blob(HttpTransport(), mine, paths[wrong], timeout_seconds=20, retry=ONCE)
+    assert service.sweep().hashed == 0
+    with store_of(service).open(blob.digest) as stream:
+        assert stream.read() == right
+
+
+def test_what_arrived_and_became_no_blob_is_removed_after_the_grace_period(service: Service, tmp_path: Path) -> None:
+    put(service, tmp_path / "file", namespace=OTHER)
+    put(service, tmp_path / "file")
+    assert service.sweep().hashed == 1
+    store = store_of(service)
+    left = [arrival.namespace for arrival in store.arrivals()]
+    assert len(left) == 1, "the other one's bytes became the blob"
+    assert retain(service.deps).given_up == 0
+    service.clock.advance(1.1 * DAY)
+    assert plan(service.deps).given_up == 1
+    assert [arrival.namespace for arrival in store.arrivals()] == left
+    assert retain(service.deps).given_up == 1
+    assert list(store.arrivals()) == []
+
+
+def test_a_large_blob_is_hashed_over_passes_and_leases_run_out_between_them(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = a_spec()
+    for blob in spec.blobs:
+        put(service, tmp_path / "small", BYTES[blob.digest], blob=blob)
+    build = service.call("submit", SubmitRequest(spec=spec)).build
+    service.claim("cpu-v3")
+    service.clock.advance(DAY / 24)
+    monkeypatch.setattr("registry.services.sweep.SLICE_SECONDS", -1.0)
+    put(service, tmp_path / "file")
+    swept = [service.sweep()]
+    assert (swept[0].hashed, swept[0].expired) == (0, (build.id,))
+    while not swept[-1].hashed:
+        assert len(swept) < 30
+        swept.append(service.sweep())
+    assert 10 < len(swept) < 15, "one chunk a pass, each read once"
+    assert service.call("submit", SubmitRequest(spec=large_spec())).created
 
 
 def test_a_pass_of_hashing_ends_in_time_for_the_leases(

@@ -50,7 +50,7 @@ def a_replica(data_dir: Path, told: dict[str, str], **more: str) -> Deps:
 
 def principal(secret: str, deps: Deps) -> tokens.Principal:
     with deps.sessions.reading() as session:
-        return tokens.authenticate(secret, now=utc_now(), session=session)
+        return tokens.authenticate(secret, now=utc_now(), reader=session)
 
 
 def test_of_several_that_migrate_at_once_one_does(tmp_path: Path, database_url: str) -> None:  # noqa: F811

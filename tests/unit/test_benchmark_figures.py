@@ -74,7 +74,7 @@ def test_a_filled_database_answers_as_a_registry_does(tmp_path: Path) -> None:
     sessions = open_sessions(url)
     with sessions.reading() as session:
         assert session.scalar(text("SELECT count(*) FROM artifacts")) >= 30 * ARTIFACTS
-        [found] = hot.resolve_tag("default", "model-29", "latest", session=session)  # type: ignore[arg-type]
+        [found] = hot.resolve_tag("default", "model-29", "latest", reader=session)  # type: ignore[arg-type]
         assert found.digest == digest_of(29)
         listed = hot.blobs_of(found.digest, session)
     assert listed is not None and len(listed.blobs) == ARTIFACTS * FILES

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from benchmarks import card
-from benchmarks.card_rows import Bench
+from benchmarks.card_rows import ROWS, Bench, steady_of
+from benchmarks.card_width import saved_of
 from benchmarks.models import CARD, DEEP
+from benchmarks.starts import Start
 from benchmarks.table import geometric_mean, missed, peak_ratio, render, rows_of
 
 MODE = "max-autotune"
+
+
+def nothing() -> None:
+    """Write nothing."""
 
 
 def speeds(*pairs: tuple[int, float], peak: int = 100) -> dict[str, Any]:
@@ -119,6 +125,7 @@ def test_models_come_one_after_the_other_and_regions_last() -> None:
         ("dit", "regions"),
     ]
     assert ("decoder-32", "regions") in card.plan(["decoder-32"], ["regions"])
+    assert card.plan(["decoder", "vit"], ["ours", "second-build"])[-1] == ("decoder", "second-build")
 
 
 def test_a_row_that_fails_or_has_no_time_is_listed_and_forgotten_once_it_is_measured(
@@ -126,18 +133,86 @@ def test_a_row_that_fails_or_has_no_time_is_listed_and_forgotten_once_it_is_meas
 ) -> None:
     report = a_report()
     bench = Bench(SimpleNamespace(), tmp_path, Namespace(mode=MODE))  # type: ignore[arg-type]
-    card.take(report, bench, "bert", "ours", ending=0.0)
+    card.take(report, bench, "bert", "ours", ending=0.0, write=nothing)
     assert report["not_reached"][0]["reason"] == "NotReached: the time was over"
 
-    def fail(bench: Bench, model: Any, row: str) -> dict[str, Any]:
+    def fail(bench: Bench, model: Any, row: str, **_: Any) -> dict[str, Any]:
         raise RuntimeError("the child ended with 1")
 
     monkeypatch.setattr(card, "measure_row", fail)
-    card.take(report, bench, "bert", "ours", ending=1e12)
+    card.take(report, bench, "bert", "ours", ending=1e12, write=nothing)
     assert [one["reason"] for one in report["not_reached"]] == ["RuntimeError: the child ended with 1"]
-    monkeypatch.setattr(card, "measure_row", lambda bench, model, row: a_row("bert", "ours") | {"summary": {}})
-    card.take(report, bench, "bert", "ours", ending=1e12)
+    monkeypatch.setattr(card, "measure_row", lambda bench, model, row, keep: a_row("bert", "ours") | {"summary": {}})
+    card.take(report, bench, "bert", "ours", ending=1e12, write=nothing)
     assert (report["not_reached"], len(report["rows"])) == ([], 1)
+
+
+def cut_off(bench: Bench, model: Any, row: str, *, keep: Any) -> dict[str, Any]:
+    """A measurement that is ended from outside once its starts are known."""
+    found = a_row("bert", "ours", ratio=1.25)
+    del found["steady"]
+    keep(found)
+    raise KeyboardInterrupt
+
+
+def test_a_row_that_is_cut_off_after_its_starts_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report, path = a_report(), tmp_path / "results.json"
+    bench = Bench(SimpleNamespace(), tmp_path, Namespace(mode=MODE))  # type: ignore[arg-type]
+    monkeypatch.setattr(card, "measure_row", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        card.take(report, bench, "bert", "ours", ending=1e12, write=lambda: card.write_report(report, path))
+    kept = card.read_report(path)
+    assert [row["ratio_median"] for row in kept["rows"]] == [1.25]
+    found = "\n".join(missed(kept, MODE))
+    assert "bert: start ours / eager 1.250, wanted at most 1.05" in found
+    assert "bert, ours: not measured: cut off after its starts, before its latencies" in found
+    assert "6.88 s" in "\n".join(render(kept, MODE))
+
+
+def test_a_row_that_is_cut_off_replaces_no_whole_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = a_report(a_row("bert", "ours"))
+    bench = Bench(SimpleNamespace(), tmp_path, Namespace(mode=MODE))  # type: ignore[arg-type]
+    monkeypatch.setattr(card, "measure_row", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        card.take(report, bench, "bert", "ours", ending=1e12, write=nothing)
+    assert ([row["ratio_median"] for row in report["rows"]], len(report["not_reached"])) == ([1.0], 1)
+
+
+def test_rows_that_build_for_minutes_come_last() -> None:
+    assert ROWS[-2:] == ("package", "aot-compile")
+    assert ROWS.index("jit") < ROWS.index("warm") < ROWS.index("mega-cache")
+
+
+def test_a_row_says_how_much_more_memory_it_took() -> None:
+    eager, this = speeds((1, 2.0), peak=1000), speeds((1, 1.0), peak=1015)
+    done = {"counters": {}, "reasons": []}
+    summary = steady_of(Start(1, 1, {}, eager, done), Start(1, 1, {}, this, done))["summary"]
+    assert summary == {"eager_over_this": {"1": 2.0}, "peak_ratio": 1.015}
+    eager["peak_bytes"] = this["peak_bytes"] = None
+    assert steady_of(Start(1, 1, {}, eager, done), Start(1, 1, {}, this, done))["summary"]["peak_ratio"] is None
+
+
+def a_second_build(*, fresh: float, again: float) -> dict[str, Any]:
+    seconds = {"first": 50.0, "fresh": fresh, "again": again}
+    return {
+        "model": "decoder",
+        "mode": MODE,
+        "row": "second-build",
+        "title": "GPT-2",
+        "tuning_seconds": seconds,
+        "saved": saved_of(seconds),
+        "builds": {"again": {"tuned": 14, "reused": 10}},
+    }
+
+
+def test_a_second_build_is_judged_by_what_it_saves_of_tuning() -> None:
+    report = a_report(a_second_build(fresh=40.0, again=10.0))
+    text = "\n".join(render(report, MODE))
+    assert "| GPT-2 | 50.0 s | 40.0 s | 10.0 s | 75% | 10 of 14 |" in text
+    assert "decoder: a second build saves 75% of tuning, wanted 80%" in text
+    assert not list(missed(a_report(a_second_build(fresh=40.0, again=4.0)), MODE))
+    assert a_second_build(fresh=0.0, again=0.0)["saved"] is None
+    assert "second build" not in "\n".join(render(report, "default"))
 
 
 def test_an_earlier_file_is_continued_and_one_of_another_form_is_not(tmp_path: Path) -> None:

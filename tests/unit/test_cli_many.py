@@ -15,6 +15,7 @@ from aot.errors import (
     AotError,
     BackendFailed,
     BuildFailed,
+    BuildUnfinished,
     Forbidden,
     InvalidSpec,
     RegistryUnreachable,
@@ -50,7 +51,7 @@ def a_view(profile: str, state: BuildState = BuildState.QUEUED, **changes: Any) 
 @pytest.fixture(autouse=True)
 def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def packed_specs(client: Any, submission: Any, profiles: Any) -> Iterator[Any]:
+    def packed_specs(client: Any, submission: Any, profiles: Any, **more: Any) -> Iterator[Any]:
         yield tuple(a_spec(profile=name) for name in profiles), None
 
     monkeypatch.setattr(many, "packed_specs", packed_specs)
@@ -207,3 +208,12 @@ def test_tampering_is_worse_than_a_build_that_failed(submitting: Any, following:
     for build, error in zip(("build-v2", "build-v3"), errors, strict=True):
         following[build] = (BuildState.FAILED, error)
     assert build_all() is Exit.INTEGRITY
+
+
+def test_a_bundle_that_no_host_has_run_is_told_with_the_state_of_its_build(
+    submitting: Any, following: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    following["build-v4"] = (BuildState.QUEUED, BuildUnfinished("is pending, not run: no host with AMX"))
+    code = follow_all(CLIENT, submit_each(CLIENT, SUBMISSION, NAMES, priority=0), as_json=False, log=False)
+    assert code == Exit.UNAVAILABLE
+    assert capsys.readouterr().out.splitlines()[-1] == "queued\tdefault/mini\tcpu-x86-64-v4\tbuild-v4"

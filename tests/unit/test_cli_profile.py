@@ -9,7 +9,7 @@ from aot.cli import context
 from aot.errors import InvalidInput
 from aot.schema.capability import Capability
 from aot.schema.environment import Environment, Gpu, NodeFacts
-from aot.schema.profile import Device, Profile
+from aot.schema.profile import CPU_TARGETS, Device, Profile
 from tests.builders import a_profile
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -51,6 +51,12 @@ def test_without_a_card_the_highest_level_is_taken(monkeypatch: pytest.MonkeyPat
     assert choose(monkeypatch, NodeFacts(cpu=V4, gpus=()), *CPUS, of_card("h100", H100)) == "cpu-v3"
     v2 = NodeFacts(cpu=Capability("cpu:x86-64-v2"))
     assert choose(monkeypatch, v2, *CPUS) == "cpu-v2"
+
+
+def test_amx_is_for_whoever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeFacts(cpu=V4, cpu_features=("amx_bf16", "amx_int8", "amx_tile", "avx512_vnni"))
+    found = [a_profile(name, capability=capability) for name, capability in CPU_TARGETS.items()]
+    assert choose(monkeypatch, node, *found) == choose(monkeypatch, node, *reversed(found)) == "cpu-x86-64-v4"
 
 
 def test_a_host_that_nothing_fits_is_told_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,65 @@ def test_a_body_that_ends_early_is_not_taken_for_whole(serve: Callable[..., Serv
         a_client(server).get_health()
 
 
+LARGE = os.urandom(3_000_000)
+LARGE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 3000000\r\n\r\n"
+
+
+def read_in_pieces(transport: HttpTransport, url: str, *, size: int, timeout_seconds: float = 5.0) -> bytes:
+    reply = transport.send("GET", url, headers={}, timeout_seconds=timeout_seconds)
+    pieces = []
+    try:
+        while piece := reply.read(size):
+            assert len(piece) <= size
+            pieces.append(piece)
+    finally:
+        reply.close()
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("size", [1000, 8192, 100_000, 1 << 18, 10_000_000])
+def test_a_large_body_arrives_whole_and_its_connection_is_used_again(serve: Callable[..., Server], size: int) -> None:
+    server = serve((LARGE_HEAD + LARGE, LARGE_HEAD + LARGE, HEALTH))
+    transport = HttpTransport()
+    assert [read_in_pieces(transport, server.url, size=size) == LARGE for _ in range(2)] == [True, True]
+    assert read_in_pieces(transport, server.url, size=size) == BODY
+    assert server.connections == 1
+
+
+def test_a_large_body_that_ends_early_is_not_taken_for_whole(serve: Callable[..., Server]) -> None:
+    server = serve((LARGE_HEAD + LARGE[:2_000_000],))
+    with pytest.raises(RegistryUnreachable, match="1000000 bytes early"):
+        read_in_pieces(HttpTransport(), server.url, size=1 << 18)
+
+
+def test_a_large_body_that_stands_still_is_given_up(serve: Callable[..., Server]) -> None:
+    done = threading.Event()
+
+    def stand_still(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(LARGE_HEAD + LARGE[:2_000_000])
+        done.wait(10)
+
+    server = serve(stand_still)
+    begun = time.monotonic()
+    with pytest.raises(RegistryUnreachable, match="timed out"):
+        read_in_pieces(HttpTransport(), server.url, size=1 << 18, timeout_seconds=0.3)
+    done.set()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_slow_line_is_not_a_silent_one(serve: Callable[..., Server]) -> None:
+    def drip(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(LARGE_HEAD)
+        for start in range(0, 3_000_000, 500_000):
+            connection.sendall(LARGE[start : start + 500_000])
+            time.sleep(0.15)
+
+    # In all it takes longer than the timeout, which bounds each wait.
+    assert read_in_pieces(HttpTransport(), serve(drip).url, size=4_000_000, timeout_seconds=0.6) == LARGE
+
+
 def test_a_server_that_hangs_up_or_talks_nonsense_is_unreachable(serve: Callable[..., Server]) -> None:
     for answer in (HANG_UP, b"SSH-2.0-OpenSSH\r\n"):
         with pytest.raises(RegistryUnreachable) as raised:

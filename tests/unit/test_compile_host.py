@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,8 +77,8 @@ def test_a_floor_that_the_bytes_do_not_tell_is_left_out_so_that_selection_reject
 
 def test_a_second_libstdcxx_inside_fails_the_build() -> None:
     elf = ElfFacts(machine="x86_64", needed=("libc.so.6",), static_libstdcxx=True)
-    with pytest.raises(BackendFailed, match="linked libstdc\\+\\+ statically"):
-        guards(a_profile(), elf)
+    with pytest.raises(BackendFailed, match=r"the C\+\+ compiler, g\+\+ 14.1.0, linked libstdc\+\+ statically"):
+        guards(a_profile(toolchain=a_toolchain(compiler="g++ 14.1.0")), elf)
 
 
 def test_facts_tell_the_loader_when_to_capture_a_graph() -> None:
@@ -260,5 +259,5 @@ def test_an_artifact_is_for_what_its_narrowest_kernel_is_for(
     monkeypatch: pytest.MonkeyPatch, kernels: tuple[str, ...], found: str
 ) -> None:
     gpu = a_profile(capability="cuda:sm_100", device=a_device())
-    monkeypatch.setattr(host, "read_cubin", lambda path: SimpleNamespace(capability=Capability(str(path.name))))
+    monkeypatch.setattr(host, "machine_targets", lambda name, path: (Capability(name),))
     assert capability_of(gpu, [Path(kernel) for kernel in kernels]) == found

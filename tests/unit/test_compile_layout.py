@@ -136,3 +136,12 @@ def test_the_builders_own_instruction_set_becomes_the_profiles(tmp_path: Path, c
     layout.prepare(compiler, march="x86-64-v3")
     asked = ask(layout, "-O3", "-march=native", "", "*.cpp")
     assert asked[:4] == ["-O3", "-march=x86-64-v3", "", "*.cpp"]
+
+
+@pytest.mark.parametrize(("march", "asked"), [("armv8-a", True), ("armv8.4-a", True), ("x86-64-v4", False)])
+def test_atomics_of_a_higher_arm_level_are_not_linked_in(
+    tmp_path: Path, compiler: Path, march: str, asked: bool
+) -> None:
+    layout = a_layout(tmp_path)
+    layout.prepare(compiler, march=march)
+    assert ("-mno-outline-atomics" in ask(layout, "-shared", "x.o")) is asked

@@ -39,6 +39,16 @@ def test_a_later_measurement_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert store.read().timings["mm"]["64x64"]["highest"] == {"aten": None}
 
 
+def test_what_comes_from_elsewhere_fills_gaps_and_replaces_nothing(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.add(encode(measured(ms=0.5)))
+    elsewhere = measured(ms=0.9).joined(measured(inputs="8x8", place="ef/gh.best_config"))
+    assert store.seed(encode(elsewhere)) == elsewhere
+    found = store.read().timings["mm"]
+    assert (found["64x64"]["highest"]["aten"], found["8x8"]["highest"]["aten"]) == (0.5, 0.5)
+    assert len(store.read()) == 4
+
+
 def test_a_namespace_sees_no_measurement_of_another(tmp_path: Path) -> None:
     a_store(tmp_path).add(encode(measured()))
     assert len(a_store(tmp_path, namespace="others").read()) == 0
@@ -73,7 +83,9 @@ def test_a_configuration_that_is_no_plain_object_is_refused(tmp_path: Path, text
 def test_what_a_child_left_malformed_changes_nothing(tmp_path: Path, content: bytes) -> None:
     store = a_store(tmp_path)
     store.add(encode(measured()))
-    store.add(content)
+    for take in (store.add, store.seed):
+        with pytest.raises(MalformedDocument):
+            take(content)
     assert store.read() == measured()
 
 

@@ -28,6 +28,7 @@ from aot.pipeline.source import PackedSource
 from aot.schema.lock import Lock
 from aot.schema.names import Reference
 from aot.schema.project import ModelEntry, decode_project
+from aot.schema.recipe import command_recipe
 from aot.schema.spec import Commit, CommitTeller, Spec
 from aot.schema.wire.builds import BuildView
 from aot.trust import SigningKey, TrustedKeys
@@ -41,6 +42,13 @@ ONE_MODEL = """
 [[models]]
 name = "mini"
 entry = "model:make"
+profiles = ["cpu-v3"]
+"""
+
+COMMAND = """
+[[models]]
+name = "trainer"
+command = ["python", "train.py"]
 profiles = ["cpu-v3"]
 """
 
@@ -334,6 +342,19 @@ def test_a_recipe_that_no_worker_can_follow_is_told_before_anything_is_packed_or
     assert project.started == []
 
 
+def test_a_command_is_asked_for_with_its_tree_and_found_again(project: Project) -> None:
+    toml = COMMAND + 'source = "src"\nrecipe = { environment = { OMP_NUM_THREADS = "2" } }\n'
+    project.fails = BuildFailed("no worker today")
+    with pytest.raises(BuildFailed):
+        project.ensure(toml)
+    [spec] = project.started
+    assert spec.source.command == ("python", "train.py") and spec.source.entries is None
+    assert spec.source.tree is not None and spec.recipe == command_recipe({"OMP_NUM_THREADS": "2"})
+    with pytest.raises(BuildFailed):
+        project.ensure(toml)
+    assert project.started[1] == spec and len(set(project.waited)) == 1
+
+
 def test_what_is_built_says_which_commit_it_comes_from(project: Project) -> None:
     project.ensure(ci_commit="0123456789abcdef0123456789abcdef01234567")
     [spec] = project.started
@@ -351,7 +372,10 @@ def test_an_unknown_profile_is_named(project: Project) -> None:
         ("models = 3 =", "is not TOML", "$"),
         ("", "missing required field", "$"),
         ("models = []", "names no model", "$.models"),
-        ('[[models]]\nname = "mini"\nprofiles = ["cpu-v3"]', "either `entry` or `program`", "$.models[0]"),
+        ('[[models]]\nname = "mini"\nprofiles = ["cpu-v3"]', "one of `entry`, `program` and `command`", "$.models[0]"),
+        (ONE_MODEL + 'command = ["make"]', "one of `entry`, `program` and `command`", "$.models[0]"),
+        (COMMAND + 'recipe = { mode = "default" }', "its recipe has an `environment` and nothing else", "$.models[0]"),
+        (COMMAND + 'weights = ["w.safetensors"]', "and no weights", "$.models[0]"),
         (ONE_MODEL + "colour = 3", "unknown field `colour`", "$.models[0]"),
         (ONE_MODEL.replace('"mini"', '"Mini!"'), "wanted a name", "$.models[0].name"),
         (ONE_MODEL.replace('["cpu-v3"]', "[]"), "has no profiles", "$.models[0].profiles"),

@@ -7,6 +7,7 @@ import pytest
 
 from aot.errors import MalformedDocument
 from aot.keys import factors_of, key_of
+from aot.proof import faults_of
 from aot.schema.codec import decode, encode, to_builtins
 from aot.schema.decision import Selection
 from aot.schema.endpoints import ENDPOINTS
@@ -18,6 +19,7 @@ from aot.schema.recipe import Dimension, Regions
 from aot.schema.spec import Limits, Spec
 from tests.builders import a_gpu_profile, a_manifest, a_profile, a_spec
 from tests.documents import GOLDEN, a_lock, golden_files, messages
+from tests.route_builders import a_capture_manifest, a_capture_source
 
 KINDS = {
     "manifest": Manifest,
@@ -26,6 +28,8 @@ KINDS = {
     "manifest-kernel": Manifest,
     "manifest-bytecode": Manifest,
     "manifest-function": Manifest,
+    "manifest-capture": Manifest,
+    "manifest-capture-union": Manifest,
     "envelope": Envelope,
     "selection": Selection,
     "environment": Environment,
@@ -78,6 +82,17 @@ def test_the_digest_of_the_golden_manifest_is_frozen() -> None:
     content, digest = encode_manifest(a_manifest())
     assert decode_manifest(content) == a_manifest()
     assert digest == FROZEN_DIGEST
+
+
+def test_the_digest_of_a_captures_manifest_is_frozen() -> None:
+    """Its blobs, facts and guards are what `aot run` restores by: written otherwise, it is another bundle."""
+    content, digest = encode_manifest(a_capture_manifest())
+    assert faults_of(decode_manifest(content)) == ()
+    assert decode_manifest(content) == a_capture_manifest()
+    assert digest == FROZEN_CAPTURE_DIGEST
+    # Asked for by a project and not pushed, it has no entries of its own: the key that a CI step finds it by.
+    asked = a_capture_manifest(a_capture_source(entries=None)).build_key
+    assert (a_capture_manifest().build_key, asked) == (FROZEN_CAPTURE_KEY, FROZEN_ASKED_CAPTURE_KEY)
 
 
 def test_a_manifest_reads_back_to_the_same_bytes_whatever_number_type_was_given() -> None:
@@ -142,3 +157,6 @@ def test_aot_toml_names_what_is_wrong(change: tuple[str, str], path: str) -> Non
 FROZEN_DIGEST = "sha256:866597707bf22107cefc8da9d73448b79547fd30ac4268977eec1c95e06d870d"
 FROZEN_KEY = "sha256:daa8a5d6487403a66099981e4de0fec3219bcb6a6ac4e2cb0965a6df88f40866"
 FROZEN_GPU_KEY = "sha256:bf8320903dadd19da2a005ed78d174e20a94b0e2856c2dd908c51c7bbd718dfb"
+FROZEN_CAPTURE_DIGEST = "sha256:9c4a0a2e8b09bcbd41080cc7096f9638d2a81e1f7e371dd0a3e93fdfb86571b5"
+FROZEN_CAPTURE_KEY = "sha256:68f7ed10c4e04f07786151eeb7c875126bd54f9c3fb88ecd308b5a68e7e185f6"
+FROZEN_ASKED_CAPTURE_KEY = "sha256:9c6f5721ce29f78f16fd8ee4bccaf91008a0ccb3a9598a2dc4a74d1720ba313e"

@@ -1,5 +1,6 @@
 """Builds on this machine: the registry in this process, the compiler a fake, everything between them real."""
 
+import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,18 @@ from aot.cli import builds, here
 from aot.cli.builds import Submission
 from aot.client import RegistryClient
 from aot.config import Config
-from aot.errors import BuildFailed, Forbidden, InvalidInput, InvalidProfile
+from aot.errors import BuildFailed, BuildUnfinished, Forbidden, InvalidInput, InvalidProfile
+from aot.pipeline import Question, Staged, follow_build
 from aot.pipeline import here as pipeline
+from aot.pipeline.cross import nothing_proven
+from aot.schema.environment import Environment
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 from aot.schema.state import BundleState
 from aot.schema.wire.bundles import PublishReply
 from aot.schema.wire.workers import Scope
-from tests.builders import a_manifest, a_profile, a_qualification, a_toolchain
-from tests.fake_backend import FakeBackend, Work
+from tests.builders import a_manifest, a_node, a_profile, a_qualification, a_toolchain
+from tests.fake_backend import FakeBackend, Work, stage
 from tests.service import Service, a_service
 from tests.transport import client_of
 
@@ -139,6 +143,46 @@ def test_a_profile_that_no_worker_has_registered_is_named(
     unknown = replace(a_submission(tmp_path / "src"), profile="h100")
     with pytest.raises(InvalidProfile, match="no worker has registered the profile h100; registered: cpu-v3"):
         here.build_to_push(client, unknown)
+
+
+def test_for_a_cpu_target_above_this_machine_it_is_compiled_and_nothing_is_proven(
+    service: Service,
+    client: RegistryClient,
+    backend: FakeBackend,
+    submission: Submission,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    v4 = a_profile("cpu-x86-64-v4", capability="cpu:x86-64-v4")
+    node = a_node(cpu=v4.capability, cpu_features=())
+    service.register(v4)
+    this_machine_is(monkeypatch, v4)
+    monkeypatch.setattr(pipeline, "observe_environment", lambda: Environment(node=node))
+    name = "cpu-x86-64-v4-amx"
+
+    def build(question: Question, source: object, *, scratch: Path, **options: object) -> Staged:
+        return stage(question, scratch, qualification=nothing_proven(question.profile, node))
+
+    monkeypatch.setattr(pipeline, "build_unproven", build)
+    asked = replace(submission, profile=name)
+    with builds.packed_spec(client, asked) as (spec, _):
+        [target] = client.find([spec])
+    view = client.get_build(here.build_to_push(client, asked))
+    assert (view.build_key, view.profile, view.waiting) == (target.build_key, name, "not run: no host with AMX")
+    assert backend.works == [], "nothing that ends in a proof was begun"
+    with pytest.raises(BuildUnfinished, match="is pending, not run: no host with AMX"):
+        follow_build(client, view.id)
+    with pytest.raises(BuildUnfinished, match=r"is still queued after 0 s"):
+        follow_build(client, view.id, timeout_seconds=0.01)
+    other = a_profile("cpu-x86-64-v4", capability="cpu:x86-64-v4", toolchain=a_toolchain(torch="2.11.0"))
+    this_machine_is(monkeypatch, other)
+    with pytest.raises(InvalidProfile, match=f"this machine is not the profile {name}: it is cpu-x86-64-v4"):
+        here.build_to_push(client, asked)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other machine is the one that this is not")
+def test_aarch64_is_not_built_on_x86(client: RegistryClient, backend: FakeBackend, submission: Submission) -> None:
+    with pytest.raises(InvalidProfile, match="is built on aarch64, this machine is x86_64"):
+        here.build_to_push(client, replace(submission, profile="cpu-aarch64"))
 
 
 def test_who_may_not_upload_is_told_before_he_compiles(

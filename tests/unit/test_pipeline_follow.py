@@ -126,7 +126,7 @@ def test_waiting_for_the_registry_to_hash_stops_soon(
     client = client_of(service, token=claim.token)
     begun = time.monotonic()
 
-    def pending(*args: Any) -> None:
+    def pending(*args: Any, **kwargs: Any) -> None:
         raise BlobPending("not hashed yet")
 
     monkeypatch.setattr(client, "publish", pending)
@@ -149,10 +149,10 @@ def test_an_upload_that_is_hashed_meanwhile_is_published(
     client = client_of(service, token=claim.token)
     publish, refusals = client.publish, [BlobPending("not hashed yet")] * 3
 
-    def published(*args: Any) -> Any:
+    def published(*args: Any, **kwargs: Any) -> Any:
         if refusals:
             raise refusals.pop()
-        return publish(*args)
+        return publish(*args, **kwargs)
 
     monkeypatch.setattr(client, "publish", published)
     assert publish_bundle(client, staged, build=claim.build).bundle == staged.digest

@@ -6,7 +6,7 @@ import pytest
 
 from aot.errors import QualificationFailed
 from aot.qualify.children import Watched
-from aot.qualify.crash import STATIC_LIBSTDCXX, with_hint
+from aot.qualify.crash import with_hint
 from aot.qualify.imports import compiler_modules, read_imports
 from aot.qualify.job import Case, Claim, Compared, Omission, SpeedClaim, Task
 from aot.qualify.start_proof import extra_processes, prove_start
@@ -171,8 +171,9 @@ def test_the_log_leaves_out_the_trace_of_imports(tmp_path: Path) -> None:
 
 def test_a_segmentation_fault_points_to_a_second_libstdcxx_where_there_is_one() -> None:
     crash = QualificationFailed("died", details={"signal": "SIGSEGV"})
-    assert with_hint(crash, (an_artifact(elf=an_elf(static_libstdcxx=True)),)).hint == STATIC_LIBSTDCXX
-    assert with_hint(crash, (an_artifact(),)).hint != STATIC_LIBSTDCXX
+    hint = with_hint(crash, (an_artifact(elf=an_elf(static_libstdcxx=True)),), compiler="g++ 14.1.0").hint
+    assert hint.startswith("the compiler (g++ 14.1.0) linked libstdc++ into the artifact")
+    assert "libstdc++" not in with_hint(crash, (an_artifact(),), compiler="g++ 14.1.0").hint
 
 
 def test_an_illegal_instruction_points_to_the_level() -> None:

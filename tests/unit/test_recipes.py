@@ -25,7 +25,13 @@ def refused(recipe: Recipe) -> InvalidSpec:
 
 
 @pytest.mark.parametrize(
-    "recipe", [Recipe(), Recipe(routes=(Route.PACKAGE,)), Recipe(options={"epilogue_fusion": True})]
+    "recipe",
+    [
+        Recipe(),
+        Recipe(routes=(Route.PACKAGE,)),
+        Recipe(routes=(Route.PACKAGE, Route.FUNCTION)),
+        Recipe(options={"epilogue_fusion": True}),
+    ],
 )
 def test_what_a_worker_can_follow_passes(recipe: Recipe) -> None:
     check_recipe(recipe)
@@ -36,7 +42,7 @@ def test_what_a_worker_can_follow_passes(recipe: Recipe) -> None:
     [
         (Recipe(purpose=Purpose.TRAINING), 'purpose = "inference"', {"purpose": Purpose.INFERENCE}),
         (Recipe(routes=(Route.CACHE,)), 'routes = ["package"]', {"routes": (Route.PACKAGE,)}),
-        (Recipe(routes=(Route.PACKAGE, Route.FUNCTION)), 'routes = ["package"]', {"routes": (Route.PACKAGE,)}),
+        (Recipe(routes=(Route.FUNCTION, Route.PACKAGE)), 'routes = ["package"]', {"routes": (Route.PACKAGE,)}),
         (Recipe(routes=(Route.CACHE, Route.PACKAGE)), 'routes = ["package"]', {"routes": (Route.PACKAGE,)}),
         (Recipe(routes=(Route.PACKAGE, Route.PACKAGE)), 'routes = ["package"]', {"routes": (Route.PACKAGE,)}),
         (Recipe(routes=(Route.KERNEL,)), 'routes = ["package"]', {"routes": (Route.PACKAGE,)}),

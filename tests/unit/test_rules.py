@@ -43,6 +43,9 @@ def check(kind: str, value: str, **facts: Any) -> Reason | None:
 
 V4, AMX = Capability("cpu:x86-64-v4"), "cpu:x86-64-v4+amx_int8+amx_tile"
 MIG = a_gpu(mig="1g.10gb", sm_count=16, memory_bytes=10 << 30)
+H100 = a_gpu()
+A10, L4 = a_gpu(capability=Capability("cuda:sm_86")), a_gpu(capability=Capability("cuda:sm_89"))
+FAT = "cuda:sm_86 cuda:compute_86"
 
 # kind, the guard's value, the facts under which it holds, those under which it does not
 TABLE = [
@@ -69,6 +72,12 @@ TABLE = [
     ("driver", "525.60.13", {"driver": "525.60.13"}, {"driver": "525.60.11"}),
     ("ptx", "8.7", {"driver": "570.26"}, {"driver": "565.57.01"}),
     ("ptx", "9.0", {}, {"driver": "575.51.03"}),
+    ("capability", FAT, {"gpus": (L4,)}, {"gpus": (a_gpu(capability=Capability("cuda:sm_80")),)}),
+    ("capability", FAT, {"gpus": (A10,)}, {"gpus": ()}),
+    ("fallback", "cuda:sm_86 8.7", {"gpus": (A10,), "driver": "550.1"}, {"gpus": (H100,), "driver": "550.1"}),
+    ("fallback", "cuda:sm_86 8.7", {"gpus": (H100,), "driver": "570.1"}, {"gpus": (), "driver": "550.1"}),
+    ("machine_code", "cuda:sm_86", {"gpus": (L4,)}, {"gpus": (H100,)}),
+    ("machine_code", "cuda:sm_86", {"gpus": (A10,)}, {"gpus": ()}),
     ("kernel", "5.16", {"kernel": "6.8.0-1021-aws"}, {"kernel": "5.15.0-1051-aws"}),
     ("kernel", "5.16", {"kernel": "6.6.87.2-microsoft-standard-WSL2"}, {"kernel": "unreadable"}),
     ("torch", "2.13.0+cu130", {}, {"torch": "2.13.0+cpu"}),
@@ -115,6 +124,12 @@ def test_a_guard_holds_where_it_should_and_nowhere_else(
         assert reason is not None
         assert (reason.kind, reason.found is not None) == (kind, True)
         assert "{" not in reason.text
+
+
+@pytest.mark.parametrize("value", ["cuda:sm_86 cpu:x86-64-v3", "cuda:sm_86  cuda:compute_86", "cuda:sm_86 compute"])
+def test_a_list_of_capabilities_that_makes_no_sense_is_rejected_by_value(value: str) -> None:
+    reason = check("capability", value, gpus=(A10,))
+    assert reason is not None and "is not known to this version" in reason.text
 
 
 def test_every_rule_is_in_the_table() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aot.compile.host import fallback_guards
+from aot.facts.targets import Fallback
 from aot.rules import RULES, Order
 from aot.rules.profile import profile_guards
 from aot.schema.artifact import Artifact
@@ -118,10 +120,14 @@ def artifacts(draw: st.DrawFn) -> Artifact:
         values["cpu"] = "cpu:x86-64-v2"
         if draw(st.booleans()):
             values["sm_floor"], facts["cooperative_kernels"] = str(FLOOR_OF_MULTIPROCESSORS), "true"
-        if draw(st.booleans()):
-            # PTX alone, which a driver compiles for the card.
-            capability = Capability(f"cuda:{capability.target.replace('sm', 'compute')}")
-            values |= {"capability": capability, "ptx": draw(st.sampled_from(sorted(PTX_OF.values())))}
+        portable = Capability(f"cuda:{capability.target.replace('sm', 'compute')}")
+        ptx = draw(st.sampled_from(sorted(PTX_OF.values())))
+        match draw(st.sampled_from(("machine code", "ptx", "both"))):
+            case "ptx":  # which a driver compiles for the card
+                capability = portable
+                values |= {"capability": portable, "ptx": ptx}
+            case "both":
+                values |= fallback_guards(capability, Fallback(portable, ptx))
         if draw(st.booleans()):
             values["memory"] = str(draw(st.sampled_from(MEMORIES)))
     guards = tuple(HostGuard(kind=kind, value=value) for kind, value in values.items())
@@ -163,8 +169,8 @@ def fitted(artifact: Artifact, environment: Environment, *, but: frozenset[str] 
         "kernel": KERNELS[1],
     }
     facts |= {name: wanted[name] for name in ("cuda", "driver") if name in wanted}
-    if "ptx" in wanted:
-        of_ptx = next(driver for driver, ptx in PTX_OF.items() if ptx == wanted["ptx"])
+    if version := wanted.get("ptx") or wanted.get("fallback", "").rpartition(" ")[2]:
+        of_ptx = next(driver for driver, ptx in PTX_OF.items() if ptx == version)
         facts["driver"] = max(of_ptx, wanted["driver"], key=DRIVERS.index)
     facts |= {"threads": int(wanted["threads"])} if "threads" in wanted else {}
     if "sku" in wanted:

@@ -12,8 +12,19 @@ from aot.runtime import pod
 from aot.runtime.compiled import Fallback
 from aot.schema.capability import Capability
 from aot.schema.digest import Digest
+from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
-from tests.builders import a_file, a_manifest, a_node, a_profile, a_spec, a_toolchain, an_artifact, an_environment
+from tests.builders import (
+    a_file,
+    a_manifest,
+    a_node,
+    a_profile,
+    a_spec,
+    a_toolchain,
+    an_artifact,
+    an_environment,
+    host_guards,
+)
 from tests.simulator import RegistrySimulator, a_reference
 from tests.unit.pod.pods import a_lock_file, load
 
@@ -91,6 +102,18 @@ def test_pull_raises_what_load_would_only_report(simulator: RegistrySimulator, c
         pod.pull(f"mini@{Digest.of(b'nothing')}", config=config)
     with pytest.raises(InvalidInput, match="nothing to pull"):
         pod.pull(config=config)
+
+
+def test_what_needs_a_newer_glibc_is_refused_before_a_byte_of_it_is_fetched(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    newer = HostGuard(kind="libc", value="2.99")
+    guards = tuple(newer if guard.kind == "libc" else guard for guard in host_guards())
+    simulator.add(a_manifest(artifacts=(an_artifact(host_guards=guards),)))
+    (reason,) = load(config).reasons
+    assert "2.99" in reason and "libc" in reason
+    assert [one.path for one in simulator.sent] == ["/v1/models/default/mini/latest"]
+    assert LocalCache(config.cache_dir).path_of(a_file().digest) is None
 
 
 def test_explain_names_every_artifact_and_fetches_no_bytes(simulator: RegistrySimulator, config: Config) -> None:
