@@ -16,6 +16,7 @@ from aot.schema.spec import BytecodeSource, CommandSource, FactorySource, Kernel
 
 # Part of every key: a change in how we compile (settings, guards) must not answer with what an older version built.
 BUILD_GENERATION = 1
+_MEASURED_GENERATION = 1
 
 
 def factors_of(spec: Spec, profile: Profile) -> tuple[Factor, ...]:
@@ -140,6 +141,12 @@ def changes_between(before: Iterable[Factor], after: Iterable[Factor]) -> tuple[
         for name in dict.fromkeys((*old, *new))
         if name not in old or name not in new or old[name].digest != new[name].digest
     )
+
+
+def measurements_key(profile: Profile) -> Digest:
+    """Return what tells one profile's measurements of tuning from another's: all that they depend on, and no name."""
+    tools, parts = profile.toolchain, (profile.capability, profile.device)
+    return Digest.of(encode((_MEASURED_GENERATION, tools.torch, tools.triton, tools.cuda, tools.compiler, *parts)))
 
 
 def queue_for(profile: Profile) -> str:

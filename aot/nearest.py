@@ -28,6 +28,8 @@ _STEPS = {
     "mig": "use MIG slice {wanted}, or accept what was tuned elsewhere",
     "driver": "install NVIDIA driver {wanted} or newer",
     "ptx": "install NVIDIA driver {wanted} or newer",
+    "fallback": "install NVIDIA driver {wanted} or newer",
+    "machine_code": "run on {wanted}, or accept what was tuned elsewhere",
     "kernel": "boot Linux {wanted} or newer",
     "torch": "install torch {wanted}",
     "python": "run under Python {wanted}",

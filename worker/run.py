@@ -4,14 +4,17 @@ Whatever goes wrong here ends as a state of the build, never as the end of the w
 """
 
 import errno
+import functools
 import logging
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from aot.client import RegistryClient
+from aot.compile.tuned import TuningStore
 from aot.errors import (
     AotError,
     BlobMissing,
@@ -23,9 +26,12 @@ from aot.errors import (
     LeaseLost,
     LocalStorageFull,
     SizeMismatch,
+    TagMoved,
     Unavailable,
 )
 from aot.pipeline import Question, Staged, build_bundle, fetch_source, publish_bundle, requalify_bundle
+from aot.pipeline.measurements import fetch_measurements
+from aot.pipeline.union import fetch_bases, join_again
 from aot.sandbox import Bubblewrap
 from aot.schema.names import Name
 from aot.schema.profile import Profile
@@ -37,6 +43,7 @@ log = logging.getLogger("worker")
 # A full disk or a bad read is not the build's fault, and another worker may do better; but not for ever.
 MOST_HOST_FAULTS = 5
 MOST_UPLOADS = 3
+MOST_JOINS = 10
 
 
 class Ended(StrEnum):
@@ -115,7 +122,16 @@ def _carry_through(attempt: Attempt, bench: Bench) -> None:
         staged = _build(attempt, bench, scratch)
         attempt.on_event({"phase": "uploading"})
         attempt.settle()
-        attempt.patiently(lambda: _publish(attempt, staged))
+        for left in reversed(range(MOST_JOINS)):
+            try:
+                attempt.patiently(functools.partial(_publish, attempt, staged))
+                return
+            except TagMoved as error:
+                # Of a union: another pod's went live since. Nothing is run again, and nothing of either is lost.
+                if not left:
+                    raise
+                log.info("join-again build=%s reason=%s", claim.build, error.message)
+            staged = attempt.patiently(functools.partial(_join_again, attempt, staged, scratch / f"join-{left}"))
 
 
 def _publish(attempt: Attempt, staged: Staged) -> None:
@@ -126,6 +142,7 @@ def _publish(attempt: Attempt, staged: Staged) -> None:
                 attempt.client,
                 staged,
                 build=attempt.claim.build,
+                with_measurements=attempt.claim.keeps_measurements,
                 on_event=attempt.on_event,
                 should_stop=attempt.should_stop,
             )
@@ -134,6 +151,10 @@ def _publish(attempt: Attempt, staged: Staged) -> None:
             if not left:
                 raise
             log.warning("upload-again build=%s error=%s", attempt.claim.build, error.message)
+
+
+def _join_again(attempt: Attempt, staged: Staged, scratch: Path) -> Staged:
+    return join_again(staged, attempt.client, tags=attempt.claim.tags, scratch=scratch, should_stop=attempt.should_stop)
 
 
 def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
@@ -147,8 +168,22 @@ def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
     except (DigestMismatch, SizeMismatch) as error:
         # The registry had hashed these bytes: the way or the store is at fault, and the next look may be right.
         raise OSError(errno.EIO, error.message) from error
+    if claim.measurements is not None:
+        fetch_measurements(
+            attempt.client,
+            claim.measurements,
+            store=TuningStore(bench.shared_caches, claim.profile, claim.spec.namespace),
+            into=scratch / "measurements",
+            on_event=attempt.on_event,
+            should_stop=attempt.should_stop,
+        )
     build = build_bundle if claim.requalify is None else requalify_bundle
-    extra = {} if claim.requalify is None else {"digest": claim.requalify, "client": attempt.client}
+    extra: dict[str, Any] = {}
+    if claim.requalify is not None:
+        bases = fetch_bases(
+            attempt.client, claim.spec, tags=claim.tags, into=scratch / "bases", should_stop=attempt.should_stop
+        )
+        extra = {"digest": claim.requalify, "client": attempt.client, "bases": bases}
     return build(
         question,
         source,

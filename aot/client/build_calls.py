@@ -3,7 +3,7 @@
 from aot.client.calls import Calls
 from aot.schema.names import Name, Namespace, Tag
 from aot.schema.report import CompileReport, Phase
-from aot.schema.spec import Spec
+from aot.schema.spec import Blob, Spec
 from aot.schema.state import BuildState
 from aot.schema.wire.builds import (
     BuildListing,
@@ -95,11 +95,13 @@ class BuildCalls(Calls):
         reply: BuildView = self.call("release", path={"build": build}, body=ReleaseRequest(reason=reason))
         return reply
 
-    def publish(self, build: str, manifest: str) -> PublishReply:
+    def publish(self, build: str, manifest: str, *, measurements: Blob | None = None) -> PublishReply:
         """End the build with this bundle. Safe to repeat: the same manifest is published once.
+
+        `measurements` are uploaded before, as the bundle's blobs are.
 
         Raises LeaseLost, BlobMissing; BlobPending is waited for.
         """
-        request = PublishRequest(manifest=manifest)
+        request = PublishRequest(manifest=manifest, measurements=measurements)
         reply: PublishReply = self.call("publish", path={"build": build}, body=request)
         return reply

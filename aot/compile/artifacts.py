@@ -13,9 +13,17 @@ from aot.compile.contest import Built, compare, untuned
 from aot.compile.cover import answered_ranges, left_over, narrow
 from aot.compile.export import Exported, export_point, sizes_from_one
 from aot.compile.guards import describe
-from aot.compile.host import capability_of, host_guards, multiplies_float32, program_guards, route_facts
+from aot.compile.host import (
+    capability_of,
+    host_guards,
+    multiplies_float32,
+    program_guards,
+    refuse_second_runtime,
+    route_facts,
+)
 from aot.compile.inductor import CompiledPackage, compile_package
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
+from aot.compile.multi_arch import multi_arch_note
 from aot.compile.options import captures_graphs, inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters
 from aot.compile.refuse import refuse_random, refuse_state
@@ -24,12 +32,14 @@ from aot.compile.tuned import TUNING_FILE, parse_measured
 from aot.compile.units import Unit, UnitPlanner
 from aot.errors import AotError, BackendFailed, SourceNotExportable
 from aot.facts import read_elf
+from aot.facts.targets import FATBIN, Fallback, fallback_of
 from aot.facts.versions import highest
 from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.process import observe_process
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.artifact import Artifact, ConstantMeta, Coverage
+from aot.schema.capability import Capability
 from aot.schema.codec import encode
 from aot.schema.factor import Fingerprint
 from aot.schema.guard import HostGuard
@@ -173,6 +183,7 @@ class ArtifactMaker:
                     Phase.TUNING, f"{step}; kernel {kernel}, {candidates} candidates"
                 ),
             )
+            refuse_second_runtime(read_elf(package.library), self._job.profile)
             wanted = {} if self._job.recipe.freeze else wanted_constants(exported, unit.module)
             constants, saved = self._account(wanted, unit, package)
         described = describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
@@ -228,13 +239,24 @@ class ArtifactMaker:
             observe_process(), job.recipe, job.profile, settings=self._settings, multiplies=multiplies
         )
 
+    def _fallback(self, kernels: list[tuple[str, Path]], capability: Capability) -> Fallback | None:
+        fallback = fallback_of(kernels)
+        if note := multi_arch_note(self._job.recipe, capability, fallback):
+            self._warnings.append(note)
+        return fallback
+
     def _record(self, unit: Unit, coverage: Coverage, built: Built, guards: tuple[HostGuard, ...]) -> Artifact:
         profile, package, described = self._job.profile, built.package, built.described
         elf = read_elf(package.library)
-        cubins = [package.directory / path for path in package.files if path.endswith(".cubin")]
-        capability = capability_of(profile, cubins)
+        kernels = [(path, package.directory / path) for path in package.files if path.endswith((".cubin", FATBIN))]
+        capability = capability_of(profile, [place for _, place in kernels])
         built_for = host_guards(
-            elf, profile, torch=profile.toolchain.torch, capability=capability, of_module=self._tree is not None
+            elf,
+            profile,
+            torch=profile.toolchain.torch,
+            capability=capability,
+            fallback=self._fallback(kernels, capability),
+            of_module=self._tree is not None,
         )
         return Artifact(
             region=unit.region,

@@ -14,8 +14,9 @@ from pathlib import Path
 from aot.compile.job import OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
 from aot.compile.options import check_options, cpu_capability
 from aot.compile.program import Program, open_factory, place_program
-from aot.errors import AotError, InvalidProfile
+from aot.errors import AotError, InvalidProfile, SourceNotExportable
 from aot.recipes import check_recipe
+from aot.recipes.check import PACKAGE_THEN_FUNCTION
 from aot.sandbox.events import write_event
 from aot.schema.codec import decode, encode
 from aot.schema.recipe import Route
@@ -99,11 +100,19 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
         torch.manual_seed(job.seed)
         program = open_job(job)
         program = place_program(program, job.profile.torch_device)
+    isa = prepare_compiler(job)
     if job.recipe.routes == (Route.FUNCTION,):
         from aot.compile.function.make import FunctionMaker
 
-        return FunctionMaker(job, program, isa=prepare_compiler(job), progress=progress).make()
-    return ArtifactMaker(job, program, isa=prepare_compiler(job), progress=progress).make()
+        return FunctionMaker(job, program, isa=isa, progress=progress).make()
+    try:
+        return ArtifactMaker(job, program, isa=isa, progress=progress).make()
+    except SourceNotExportable as error:
+        if job.recipe.routes != PACKAGE_THEN_FUNCTION or not job.tree:
+            raise
+        from aot.compile.function.instead import make_instead
+
+        return make_instead(job, error, isa=isa, progress=progress)
 
 
 def open_job(job: CompileJob) -> Program:

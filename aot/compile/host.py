@@ -6,7 +6,7 @@ from typing import Any
 
 from aot.compile.options import captures_graphs, cpu_capability
 from aot.errors import BackendFailed
-from aot.facts import read_cubin
+from aot.facts.targets import Fallback, machine_targets
 from aot.rules import OLDEST_DRIVERS
 from aot.rules.profile import profile_guards
 from aot.rules.required import COOPERATIVE_FACT
@@ -38,10 +38,11 @@ _PRECISIONS = "highest high medium"
 _COOPERATIVE = ("triton.cooperative_reductions", "triton.force_cooperative_reductions")
 
 
-def capability_of(profile: Profile, cubins: Iterable[Path]) -> Capability:
+def capability_of(profile: Profile, kernels: Iterable[Path]) -> Capability:
     """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other, those
-    for `sm_100f` on its family."""
-    return narrowest_of(profile, {read_cubin(path).capability for path in cubins})
+    for `sm_100f` on its family. Of a fat binary's images those count that run on the profile's card."""
+    found = {one for path in kernels for one in machine_targets(path.name, path)}
+    return narrowest_of(profile, {one for one in found if profile.capability.runs(one)} or found)
 
 
 def narrowest_of(profile: Profile, found: Collection[Capability]) -> Capability:
@@ -51,23 +52,27 @@ def narrowest_of(profile: Profile, found: Collection[Capability]) -> Capability:
 
 
 def host_guards(
-    elf: ElfFacts, profile: Profile, *, torch: str, capability: Capability | None = None, of_module: bool = False
+    elf: ElfFacts,
+    profile: Profile,
+    *,
+    torch: str,
+    capability: Capability | None = None,
+    fallback: Fallback | None = None,
+    of_module: bool = False,
 ) -> tuple[HostGuard, ...]:
     """Return the conditions that bytes and profile set; `torch` is the version that compiled, local part included.
+
+    `fallback`: the PTX of every kernel, where newer cards may run that.
 
     `of_module`: the fingerprint is of a live module, hence made of bytecode, which another Python cannot compare.
 
     Raises BackendFailed for a shared object with a second libstdc++ inside, which crashes the process that loads it.
     """
-    if elf.static_libstdcxx:
-        raise BackendFailed(
-            "the C++ compiler linked libstdc++ statically: two copies in one process crash it at load",
-            hint="let g++ on PATH be the system's; `aot doctor` lists the compilers",
-            details={"backend": "g++", "region": "", "log": f"NEEDED: {', '.join(elf.needed)}"},
-        )
+    refuse_second_runtime(elf, profile)
     values = {
         "machine": elf.machine,
         **profile_guards(profile, capability=capability),
+        **fallback_guards(capability or profile.capability, fallback),
         "torch": torch,
         "libc": elf.libc_floor,
         "libstdcxx": elf.libstdcxx_floor,
@@ -75,6 +80,28 @@ def host_guards(
         "cpu": None if profile.capability.family == "cpu" else cpu_capability(profile),
     }
     return tuple(HostGuard(kind=kind, value=value) for kind, value in values.items() if value is not None)
+
+
+def refuse_second_runtime(elf: ElfFacts, profile: Profile) -> None:
+    """Raises BackendFailed for a shared object that holds a libstdc++ of its own; to be asked before it is loaded."""
+    if elf.static_libstdcxx:
+        raise BackendFailed(
+            f"the C++ compiler, {profile.toolchain.compiler}, linked libstdc++ statically: two copies in one process "
+            "crash it at load",
+            hint="let g++ on PATH be the system's; `aot doctor` lists the compilers",
+            details={"backend": "g++", "region": "", "log": f"NEEDED: {', '.join(elf.needed)}"},
+        )
+
+
+def fallback_guards(capability: Capability, fallback: Fallback | None) -> dict[str, str]:
+    """Return what takes the place of the guard on the capability where PTX stands in for machine code."""
+    if fallback is None:
+        return {}
+    return {
+        "capability": f"{capability} {fallback.capability}",
+        "fallback": f"{capability} {fallback.ptx}",
+        "machine_code": capability,
+    }
 
 
 def program_guards(

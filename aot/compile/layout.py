@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import aot
+from aot.compile.multi_arch import find_toolkit, wants_multi_arch
 from aot.compile.options import host_limits
 from aot.compile.toolchain import SEARCH_PATH
 from aot.compile.tuned import TUNING_FILE
@@ -92,6 +93,9 @@ class Layout:
             **({str(self.inside("headers")): "/h"} if self.headers else {}),
         }
         maps = " ".join(f"'-ffile-prefix-map={place}={short}'" for place, short in places.items())
+        if march.startswith("arm"):
+            # Else g++ links functions that choose at run time between the level's atomics and those of armv8.1-a.
+            maps += " -mno-outline-atomics"
         self._write_program("g++", _WRAPPER.format(compiler=compiler, march=march, maps=maps))
         self._write_program("openssl", _HASHER)
 
@@ -124,6 +128,8 @@ class Layout:
         if profile.capability.family != "cpu":
             # Where container runtimes put the driver's libraries when the image's loader does not know of them.
             needed["LD_LIBRARY_PATH"] = ":".join(place for place in _DRIVER_PLACES if Path(place).is_dir())
+            if wants_multi_arch(recipe) and (toolkit := find_toolkit()):
+                needed["PATH"] += f":{toolkit}"
             if assembler := find_assembler():
                 needed["TRITON_PTXAS_PATH"] = str(assembler)
         else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from aot.errors import InvalidSpec
+from aot.errors import InvalidProfile, InvalidSpec
 from aot.recipes import route_notes
 from aot.schema.capability import Capability
 from aot.schema.profile import Profile
@@ -81,6 +81,21 @@ def cpu_capability(profile: Profile) -> Capability:
     return Capability("cpu:armv8-a" if platform.machine() == "aarch64" else "cpu:x86-64-v2")
 
 
+def refuse_other_machine(capability: Capability, *, machine: str | None = None) -> None:
+    """Raises InvalidProfile for CPU code of another machine than this one (`machine`, as uname says it).
+
+    A cross compiler is not enough: torch's headers and libraries are made for one machine (docs/explain.md says what
+    was tried), and the names of the weights are read from the library by loading it.
+    """
+    machine = platform.machine() if machine is None else machine
+    wanted = "x86_64" if capability.level.startswith("x86") else "aarch64"
+    if capability.family == "cpu" and wanted != machine:
+        raise InvalidProfile(
+            f"code for {capability} is built on {wanted}, this machine is {machine}",
+            hint=f"build it on a worker that is {wanted}: torch's headers and libraries here are for {machine} alone",
+        )
+
+
 def cpu_settings(profile: Profile) -> dict[str, Any]:
     """The instruction set of the profile, never the builder's own."""
     level = cpu_capability(profile).level  # features beyond it are flags of their own: see pin_instruction_set
@@ -98,6 +113,9 @@ def host_limits(profile: Profile) -> dict[str, str]:
     level = levels.get(profile.capability.level)
     if level is None:
         return {}
+    if "amx_tile" in profile.capability.features:
+        # oneDNN developer guide, CPU dispatcher control; oneMKL developer guide, MKL_ENABLE_INSTRUCTIONS.
+        level = ("avx512", "AVX512_CORE_AMX", "AVX512_E4")
     return dict(zip(("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"), level, strict=True))
 
 
@@ -117,6 +135,12 @@ def mode_notes(recipe: Recipe, profile: Profile) -> tuple[str, ...]:
         notes.append(
             f"Inductor writes scalar loops for {profile.capability.target}, since it knows no vector instructions "
             "below AVX2; the C++ compiler vectorises what it can (the artifact's vector_bits says how wide)"
+        )
+    if "amx_tile" in profile.capability.features and not (recipe.freeze and recipe.mode is not Mode.DEFAULT):
+        # torch/_inductor/codegen/cpp_micro_gemm.py: the C++ template alone, which wants a constant second operand.
+        notes.append(
+            "Inductor writes AMX tiles for tuned products of constant weights alone (freeze = true); elsewhere the "
+            "library's products use them, as eager's do (the artifact's isa_used says what its own code needs)"
         )
     if not recipe.fullgraph:
         notes.append("fullgraph = false allows graph breaks; an exported program has none")

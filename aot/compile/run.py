@@ -20,7 +20,8 @@ from aot.compile.headers import SharedCaches
 from aot.compile.isa import check_instructions
 from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
 from aot.compile.layout import Layout, package_place
-from aot.compile.options import cpu_capability
+from aot.compile.multi_arch import check_multi_arch
+from aot.compile.options import cpu_capability, refuse_other_machine
 from aot.compile.toolchain import observe_toolchain
 from aot.compile.tuned import MOST_BYTES, TUNING_FILE, TuningStore
 from aot.errors import (
@@ -42,12 +43,11 @@ from aot.schema.codec import decode, encode
 from aot.schema.digest import Digest
 from aot.schema.factor import Fingerprint
 from aot.schema.profile import Profile
-from aot.schema.recipe import Mode, Recipe
+from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport, Phase
 from aot.schema.spec import Limits, Spec
 from aot.source import OpenedSource
 
-_TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 OUTPUT_BYTES = 64 << 20
 OUTCOME_BYTES = 64 << 20
 DETAILS_BYTES = 64 << 10
@@ -56,7 +56,10 @@ WARM_LIMITS = Limits(wall_seconds=600.0, memory_bytes=8 << 30)
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a child made. `paths` has every file of every artifact by digest, hashed by the parent."""
+    """What a child made. `paths` has every file of every artifact by digest, hashed by the parent.
+
+    `measured` is a file with what tuning knows by now; None where nothing was tuned.
+    """
 
     artifacts: tuple[Artifact, ...]
     fingerprint: Fingerprint
@@ -64,6 +67,7 @@ class Compiled:
     report: CompileReport
     paths: Mapping[Digest, Path]
     exit: ChildExit
+    measured: Path | None = None
 
 
 def compile_source(
@@ -88,6 +92,8 @@ def compile_source(
     Raises the families InvalidInput and CompileFailed; `details["log"]` then holds the end of the child's stderr.
     """
     check_recipe(spec.recipe)
+    refuse_other_machine(profile.capability)
+    check_multi_arch(spec.recipe, profile)
     devices = list_gpu_devices(profile.capability.family) if devices is None else devices
     headers = None
     if shared_caches is not None:
@@ -96,7 +102,7 @@ def compile_source(
         )
     layout = _lay_out(source, scratch, isolated=sandbox is not None, headers=headers)
     job, store = _job_of(source, spec, profile, layout=layout, seed=seed), None
-    if shared_caches is not None and spec.recipe.mode in _TUNED:
+    if shared_caches is not None and spec.recipe.mode.tunes:
         store = TuningStore(shared_caches.absolute(), profile, spec.namespace)
         layout.write_tuning(encode(store.read()))
         job = structs.replace(job, tuning=str(layout.inside(f"job/{TUNING_FILE}")))
@@ -110,10 +116,20 @@ def compile_source(
         should_stop=should_stop,
     )
     if store is not None:
-        # Left by the child, so read with care; without it the build is as good.
-        with suppress(OSError, MalformedDocument):
-            store.add(_read_plain(layout.scratch / "out" / TUNING_FILE, MOST_BYTES))
+        compiled = replace(compiled, measured=_keep_measured(layout, store))
     return replace(compiled, artifacts=check_instructions(compiled.artifacts, compiled.paths, profile))
+
+
+def _keep_measured(layout: Layout, store: TuningStore) -> Path | None:
+    """Keep what the child has left, and write what was understood of it to a file for others."""
+    # Left by the child, so read with care; without it the build is as good.
+    with suppress(OSError, MalformedDocument):
+        measured = store.add(_read_plain(layout.scratch / "out" / TUNING_FILE, MOST_BYTES))
+        if len(measured):
+            path = layout.scratch / TUNING_FILE
+            path.write_bytes(encode(measured))
+            return path
+    return None
 
 
 def _lay_out(source: OpenedSource, scratch: Path, *, isolated: bool, headers: Path | None) -> Layout:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot.errors import MalformedDocument
+from aot.keys import measurements_key
 from aot.locks import try_lock, unlock
 from aot.schema.codec import Document, decode, encode
 from aot.schema.digest import Digest
@@ -26,7 +27,6 @@ from aot.schema.names import Namespace
 from aot.schema.profile import Profile
 
 TUNING_FILE = "tuning.json"
-_GENERATION = 1
 # A large model's is about a megabyte; beyond this, what is there is forgotten, and tuning starts afresh.
 MOST_BYTES = 64 << 20
 _MOST_CONFIGURATION_BYTES = 4096
@@ -80,17 +80,7 @@ class TuningStore:
 
     @property
     def path(self) -> Path:
-        tools, device = self.profile.toolchain, self.profile.device
-        parts = (
-            _GENERATION,
-            self.namespace,
-            tools.torch,
-            tools.triton,
-            tools.cuda,
-            tools.compiler,
-            self.profile.capability,
-            device,
-        )
+        parts = (self.namespace, measurements_key(self.profile))
         return self.directory / f"tuning-{Digest.of(encode(parts)).short}.json"
 
     def read(self) -> Measured:
@@ -100,12 +90,25 @@ class TuningStore:
         except (MalformedDocument, OSError):
             return Measured()
 
-    def add(self, content: bytes) -> None:
-        """Keep what a child has measured, beside what others have. What it left malformed is not kept."""
-        try:
-            fresh = parse_measured(content)
-        except MalformedDocument:
-            return
+    def add(self, content: bytes) -> Measured:
+        """Keep what a child has measured, beside what others have, and return it.
+
+        Raises MalformedDocument; then nothing is kept.
+        """
+        fresh = parse_measured(content)
+        self._keep(fresh)
+        return fresh
+
+    def seed(self, content: bytes) -> Measured:
+        """Keep what another machine of this profile has measured, where nothing was measured here; return it.
+
+        Raises MalformedDocument; then nothing is kept.
+        """
+        elsewhere = parse_measured(content)
+        self._keep(elsewhere.joined(self.read()))
+        return elsewhere
+
+    def _keep(self, fresh: Measured) -> None:
         # A disk that is full costs later builds their time, not this one its artifacts.
         with contextlib.suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ def prove_emulated(proving: Proving, stored: StoredBundle, *, seconds: float) ->
     except QualificationFailed as error:
         raise _not_for(emulator, error) from error
     try:
-        start = prove_pair(inside, eager, start_compiled(inside, stored))
+        start = prove_pair(inside, eager, start_compiled(inside, stored), stored.manifest.artifacts)
         numerics = run_numerics(inside, stored, seconds=seconds)
         claim = read_claim(numerics, Claim)
     except QualificationFailed as error:

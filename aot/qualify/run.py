@@ -117,14 +117,15 @@ def _prove_here(proving: Proving, stored: StoredBundle, *, seconds: float) -> tu
         numerics = run_numerics(proving, stored, seconds=seconds)
         return start, numerics, read_claim(numerics, Claim)
     except QualificationFailed as error:
-        raise with_hint(error, stored.manifest.artifacts) from error
+        compiler = stored.manifest.profile.toolchain.compiler
+        raise with_hint(error, stored.manifest.artifacts, compiler=compiler) from error
 
 
 def _prove_start(proving: Proving, stored: StoredBundle) -> StartProof:
     """Start eagerly, with the bundle, and eagerly again: the first start finds cold file caches, which is no merit."""
     start_eagerly(proving, name="eager-cold")
     start = start_compiled(proving, stored)
-    return prove_pair(proving, start_eagerly(proving), start)
+    return prove_pair(proving, start_eagerly(proving), start, stored.manifest.artifacts)
 
 
 def _hold_back(profile: Profile, host: Capability | None) -> Mapping[str, str]:

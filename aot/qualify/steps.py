@@ -25,8 +25,9 @@ def start_compiled(proving: Proving, stored: StoredBundle) -> Watched:
     return proving.run(Task.START, **_bundle_fields(proving, stored))
 
 
-def prove_pair(proving: Proving, eager: Watched, start: Watched) -> StartProof:
-    by_function = proving.recipe.routes == (Route.FUNCTION,)
+def prove_pair(proving: Proving, eager: Watched, start: Watched, artifacts: Sequence[Artifact]) -> StartProof:
+    """Compare the starts of the `artifacts`: those of the route function import the compiler, whose cache they load."""
+    by_function = any(artifact.route is Route.FUNCTION for artifact in artifacts)
     return prove_start(eager, start, profile=proving.profile, imports_compiler=by_function)
 
 

@@ -11,7 +11,8 @@ BUILT_ROUTES = (Route.PACKAGE, Route.FUNCTION, Route.KERNEL, Route.BYTECODE)
 NO_OTHER_ROUTE = "this version has no other route for it: run it eagerly, or with torch.compile in the pod"
 
 # The default of Recipe.routes allows `cache` after `package`: it is what old documents without the field mean.
-_ACCEPTED = ((Route.PACKAGE,), (Route.PACKAGE, Route.CACHE), (Route.FUNCTION,))
+PACKAGE_THEN_FUNCTION = (Route.PACKAGE, Route.FUNCTION)  # by function what is not taken as a package
+_ACCEPTED = ((Route.PACKAGE,), (Route.PACKAGE, Route.CACHE), (Route.FUNCTION,), PACKAGE_THEN_FUNCTION)
 
 # Variables that would change generated code, or reach around the sandbox, behind the recipe's back.
 RESERVED_VARIABLES: dict[str, str] = {
@@ -44,7 +45,7 @@ def check_recipe(recipe: Recipe) -> None:
             hint='set purpose = "inference" for the serving build; ' + NO_OTHER_ROUTE,
         )
     _check_routes(recipe.routes)
-    if recipe.routes == (Route.FUNCTION,):
+    if Route.FUNCTION in recipe.routes:
         _check_function(recipe)
     if recipe.freeze and recipe.regions is Regions.AUTO:
         raise InvalidSpec(
@@ -74,7 +75,9 @@ def _check_routes(routes: tuple[Route, ...]) -> None:
             hint=f"set {wanted}",
         )
     found = ", ".join(routes) or "none"
-    raise InvalidSpec(f"wanted the route package or function and no other, found {found}", hint=f"set {wanted}")
+    raise InvalidSpec(
+        f"wanted the route package, function, or package and then function, found {found}", hint=f"set {wanted}"
+    )
 
 
 def _check_function(recipe: Recipe) -> None:

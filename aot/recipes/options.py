@@ -47,7 +47,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     *((f"aot_inductor.{name}", _OURS) for name in ("use_minimal_arrayref_interface", "allow_stack_allocation")),
     ("aot_inductor.weight_use_caching_allocator", _OURS),
     *((f"aot_inductor.{name}", _FORM) for name in ("package", "package_cpp_only", "embed_kernel_binary")),
-    *((f"aot_inductor.{name}", _FORM) for name in ("emit_*", "dynamic_linkage", "link_libtorch", "use_consts_asm_*")),
+    *((f"aot_inductor.{name}", _FORM) for name in ("dynamic_linkage", "link_libtorch", "use_consts_asm_*")),
     *((name, _FORM) for name in ("aot_inductor.output_path", "aot_inductor_mode.*", "triton.store_cubin", "keep_*raw")),
     *((f"aot_inductor.{name}", _SYMBOLS) for name in ("enable_line_tables", "debug_compile", "debug_symbols")),
     ("aot_inductor.dump_aoti_minifier", "it writes the program into files of the worker"),
@@ -164,7 +164,9 @@ _CUTLASS = """
     cutlass_instantiation_level cutlass_max_profiling_configs cutlass_op_allowlist_regex cutlass_op_denylist_regex
     cutlass_prescreening cutlass_tma_only
 """
+# A bundle's kernels are files, and a fat binary is one: see aot.compile.multi_arch.
 _GPU = """
+    aot_inductor.emit_multi_arch_kernel
     cuda.enable_cuda_lto cuda.nvgemm_max_profiling_configs rocm.ck_max_profiling_configs
     rocm.ck_tile_max_profiling_configs rocm.compile_opt_level rocm.contiguous_threshold rocm.n_max_profiling_configs
     rocm.origami rocm.origami_topk rocm.split_k_threshold rocm.use_preselected_instances

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aot.errors import GuardFailed, LoadFailed, RunFailed
+from aot.runtime.code_guard import CODE_CONTENT, content_holds
 from aot.runtime.function_kernels import serve_kernels
 from aot.runtime.slots import ConstantSlot
 from aot.schema.artifact import Artifact, ConstantKind, LeafKind
@@ -146,6 +147,10 @@ def _changed_since_build(artifact: Artifact, own: Mapping[str, Any]) -> str:
     plain = {"__builtins__": {"len": len, "set": set, "list": list, "tuple": tuple, "type": type}, **names}
     for guard in artifact.program_guards:
         if not guard.source.startswith("G[") or not guard.condition:
+            continue
+        if guard.kind == CODE_CONTENT:
+            if not content_holds(guard, plain):
+                return guard.condition
             continue
         try:
             holds = eval(guard.condition, plain)  # as trusted as the pickle beside it

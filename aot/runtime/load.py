@@ -19,6 +19,7 @@ from aot.runtime.graphs import GraphSpace
 from aot.runtime.guards import find_faults
 from aot.runtime.liveness import is_of_program
 from aot.runtime.process import observe_here
+from aot.runtime.tiles import require_tiles
 from aot.runtime.unit import Unit
 from aot.schema.artifact import Artifact, CoverageKind
 from aot.schema.decision import Selection
@@ -219,6 +220,7 @@ class _Opener:
         return self._spaces[device]
 
     def open(self, artifact: Artifact, device: str, *, num_models: int | None = None) -> Container:
+        require_tiles(artifact.capability)
         libraries = [file for file in artifact.files if file.path.startswith(LIBRARY)]
         if len(libraries) != 1:
             raise LoadFailed(f"wanted one library in the artifact, found {len(libraries)}", hint="build it again")

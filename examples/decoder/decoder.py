@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT = 768, 12, 12, 50304, 1024
+CHANGED_FEED = 3 * WIDTH  # of the last block, where a second build differs from a first
 # Blocks of the variants that are measured on cards; "deep" has enough of them to show what regions are worth.
 SIZES = {"full": LAYERS, "tiny": 1, "deep": 32, "deep_tiny": 4}
 
@@ -92,3 +93,20 @@ def deep_bf16() -> dict[str, object]:
 
 def deep_tiny() -> dict[str, object]:
     return make("deep_tiny", torch.float32)
+
+
+def changed(size: str, dtype: torch.dtype) -> dict[str, object]:
+    """The same with a narrower feed-forward in the last block, which is all that a second build has to tune anew."""
+    found = make(size, dtype)
+    block = found["module"].blocks[-1]
+    block.up = nn.Linear(WIDTH, CHANGED_FEED, dtype=dtype).eval()
+    block.down = nn.Linear(CHANGED_FEED, WIDTH, dtype=dtype).eval()
+    return found
+
+
+def changed_bf16() -> dict[str, object]:
+    return changed("full", torch.bfloat16)
+
+
+def changed_tiny() -> dict[str, object]:
+    return changed("tiny", torch.float32)

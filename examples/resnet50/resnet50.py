@@ -84,3 +84,28 @@ def build_bf16() -> dict[str, object]:
 
 def build_tiny() -> dict[str, object]:
     return make("tiny", torch.float32)
+
+
+def changed(size: str, dtype: torch.dtype) -> dict[str, object]:
+    """The same with a narrower middle of the last block, which is all that a second build has to tune anew."""
+    found = make(size, dtype)
+    module = found["module"]
+    assert isinstance(module, ResNet)
+    inner = module.blocks[-1].first.in_channels
+    plan = SIZES[size]
+    middle = plan.stem << (len(plan.blocks) - 1)
+    block = module.blocks[-1]
+    narrow = middle * 3 // 4
+    block.first, block.first_norm = nn.Conv2d(inner, narrow, 1, bias=False), nn.BatchNorm2d(narrow)
+    block.second = nn.Conv2d(narrow, narrow, 3, block.second.stride, 1, bias=False)
+    block.second_norm, block.third = nn.BatchNorm2d(narrow), nn.Conv2d(narrow, 4 * middle, 1, bias=False)
+    module.to(dtype).eval()
+    return found
+
+
+def changed_bf16() -> dict[str, object]:
+    return changed("full", torch.bfloat16)
+
+
+def changed_tiny() -> dict[str, object]:
+    return changed("tiny", torch.float32)

@@ -7,7 +7,8 @@ Three kinds stay behind, each because something else holds their condition for s
   guards; the number of threads, which is in it as well, changes nothing in code that adapts to it, and would tie an
   artifact to pods of the builder's size;
 * of code by identity, which no other process has: the fingerprint holds the functions and classes that the program
-  reaches, and torch's release the code of torch. A guard on the identity of a global that neither holds is refused.
+  reaches, and torch's release the code of torch. Of a plain function that neither holds, as one in a dictionary or of
+  a package's module, the content is a guard of ours (`aot.runtime.code_guard`); any other such identity is refused.
 
 Values of globals travel: no fingerprint holds what a dictionary, an object or another module contains.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 from aot.errors import SourceNotExportable
 from aot.runtime.code import functions_of, is_named_only
+from aot.runtime.code_guard import content_guard
 from aot.schema.guard import ProgramGuard
 
 _OF_WEIGHTS = re.compile(r"\._(?:parameters|buffers)\['[^']+'\]$")
@@ -40,11 +42,12 @@ class GuardLog:
         self._held = frozenset(held)
         self._entries: list[Any] = []
         self._refused: list[str] = []
+        self._contents: list[ProgramGuard] = []
         self.elsewhere: Counter[str] = Counter()
 
     def keep(self, entries: Sequence[Any]) -> list[bool]:
         """Dynamo's `guard_filter_fn`: which guards are saved."""
-        self._entries, self._refused, self.elsewhere = [], [], Counter()
+        self._entries, self._refused, self._contents, self.elsewhere = [], [], [], Counter()
         return [self._decide(entry) for entry in entries]
 
     def _decide(self, entry: Any) -> bool:
@@ -62,9 +65,14 @@ class GuardLog:
             return "the process"
         if not _is_by_identity(entry):
             return ""
-        if entry.is_global and not (entry.has_value and self._holds(entry.value)):
-            self._refused.append(f"{_source_of(entry)} ({entry.guard_type})")
-        return "the fingerprint"
+        if not entry.is_global or (entry.has_value and self._holds(entry.value)):
+            return "the fingerprint"
+        guard = content_guard(_source_of(entry), entry.value) if entry.has_value else None
+        if guard is None:
+            self._refused.append(f"{_source_of(entry)} ({entry.guard_type}, {_kind_of(entry)})")
+        else:
+            self._contents.append(guard)
+        return "its content"
 
     def _holds(self, value: Any) -> bool:
         """Whether what a global refers to can be no other without another fingerprint or another torch."""
@@ -81,7 +89,8 @@ class GuardLog:
         if self._refused:
             raise SourceNotExportable(
                 f"a guard of the program cannot be saved: the identity of {', '.join(self._refused[:_MOST_NAMES])}",
-                hint="name the function or class by a global of the module that uses it, or pass it as an argument",
+                hint="name it by a global of the module that uses it; a function that holds objects in its defaults or "
+                "closure, an object that is called and a class are told apart by nothing else",
                 details={"region": "", "guards": self._refused[:_MOST_NAMES]},
             )
 
@@ -97,7 +106,7 @@ class GuardLog:
             for entry in self._entries
             for condition in _conditions(entry, tensors)
         )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys((*found, *self._contents)))
 
 
 def _is_by_identity(entry: Any) -> bool:
@@ -109,6 +118,10 @@ def _is_by_identity(entry: Any) -> bool:
 
 def _is_versioned(thing: Any) -> bool:
     return callable(thing) and is_named_only(getattr(thing, "__module__", None) or type(thing).__module__)
+
+
+def _kind_of(entry: Any) -> str:
+    return f"a {type(entry.value).__name__}" if entry.has_value else "no value"
 
 
 def _source_of(entry: Any) -> str:
