@@ -165,8 +165,9 @@ def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
         source = fetch_source(
             attempt.client, claim.spec, claim.links, into=scratch / "source", should_stop=attempt.should_stop
         )
-    except (DigestMismatch, SizeMismatch) as error:
-        # The registry had hashed these bytes: the way or the store is at fault, and the next look may be right.
+    except (DigestMismatch, SizeMismatch, Forbidden) as error:
+        # The registry had hashed these bytes: the way or the store is at fault, and the next look may be right. A link
+        # that is refused has run out, or a clock was wrong for a while; another claim brings another one.
         raise OSError(errno.EIO, error.message) from error
     if claim.measurements is not None:
         fetch_measurements(

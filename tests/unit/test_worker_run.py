@@ -166,11 +166,12 @@ def test_a_fault_of_the_host_gives_the_build_to_another_worker(stand: Stand, err
     assert view.waiting.startswith("worker-1 gave it back: the worker's disk, memory or network failed")
 
 
-def test_a_source_that_comes_damaged_is_fetched_again_by_another_attempt(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [DigestMismatch, Forbidden], ids=lambda kind: kind.code)
+def test_a_source_that_comes_damaged_or_is_refused_is_fetched_again_by_another_attempt(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: type[AotError]
 ) -> None:
     def damaged(*_: Any, **__: Any) -> None:
-        raise DigestMismatch("wanted bytes of one digest, found another")
+        raise kind("wanted bytes of one digest, found another")
 
     with monkeypatch.context() as broken:
         broken.setattr("worker.run.fetch_source", damaged)
