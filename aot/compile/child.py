@@ -4,6 +4,7 @@ Runs as `python -m aot.compile JOB.json` inside the sandbox, from an empty envir
 proven: the parent hashes the files again, and qualification runs them.
 """
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -110,9 +111,19 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
     except SourceNotExportable as error:
         if job.recipe.routes != PACKAGE_THEN_FUNCTION or not job.tree:
             raise
-        from aot.compile.function.instead import make_instead
+        refusal = _without_frames(error)
+    # A card, or the limit on memory, may hold the model once only, and it is opened again.
+    del program
+    gc.collect()
+    from aot.compile.function.instead import make_instead
 
-        return make_instead(job, error, isa=isa, progress=progress)
+    return make_instead(job, refusal, isa=isa, progress=progress)
+
+
+def _without_frames(error: SourceNotExportable) -> SourceNotExportable:
+    """The error itself, with nothing of what it came through: the frames of its tracebacks hold the program."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def open_job(job: CompileJob) -> Program:
