@@ -42,7 +42,7 @@ def read_host(path: Path) -> Environment:
         raise InvalidInput(f"{path} cannot be read: {error}", hint="write it with `aot doctor --json`") from error
     try:
         keys = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).keys()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         keys = frozenset[str]()  # the decoder below says what is wrong
     if "format" in keys and "environment" not in keys:
         return decode(content, Environment)

@@ -3,10 +3,13 @@
 Whatever goes wrong here ends as a state of the build, never as the end of the worker.
 """
 
+import contextlib
 import errno
 import functools
 import logging
+import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -131,7 +134,10 @@ def _carry_through(attempt: Attempt, bench: Bench) -> None:
                 if not left:
                     raise
                 log.info("join-again build=%s reason=%s", claim.build, error.message)
-            staged = attempt.patiently(functools.partial(_join_again, attempt, staged, scratch / f"join-{left}"))
+            joined = attempt.patiently(functools.partial(_join_again, attempt, staged, scratch / f"join-{left}"))
+            # It has all bytes of the one before, which may be many.
+            shutil.rmtree(scratch / f"join-{left + 1}", ignore_errors=True)
+            staged = joined
 
 
 def _publish(attempt: Attempt, staged: Staged) -> None:
@@ -154,21 +160,33 @@ def _publish(attempt: Attempt, staged: Staged) -> None:
 
 
 def _join_again(attempt: Attempt, staged: Staged, scratch: Path) -> Staged:
-    return join_again(staged, attempt.client, tags=attempt.claim.tags, scratch=scratch, should_stop=attempt.should_stop)
+    with _fetching():
+        return join_again(
+            staged, attempt.client, tags=attempt.claim.tags, scratch=scratch, should_stop=attempt.should_stop
+        )
+
+
+@contextlib.contextmanager
+def _fetching() -> Iterator[None]:
+    """Raises OSError for bytes that come damaged or are refused, so that another attempt fetches them.
+
+    The registry had hashed them: the way or the store is at fault, and the next look may be right. A link that is
+    refused has run out, or a clock was wrong for a while; another claim brings another one.
+    """
+    try:
+        yield
+    except (DigestMismatch, SizeMismatch, Forbidden) as error:
+        raise OSError(errno.EIO, error.message) from error
 
 
 def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
     claim = attempt.claim
     question = Question(spec=claim.spec, profile=claim.profile, build_key=claim.build_key, factors=claim.factors)
     attempt.on_event({"phase": "fetching"})
-    try:
+    with _fetching():
         source = fetch_source(
             attempt.client, claim.spec, claim.links, into=scratch / "source", should_stop=attempt.should_stop
         )
-    except (DigestMismatch, SizeMismatch, Forbidden) as error:
-        # The registry had hashed these bytes: the way or the store is at fault, and the next look may be right. A link
-        # that is refused has run out, or a clock was wrong for a while; another claim brings another one.
-        raise OSError(errno.EIO, error.message) from error
     if claim.measurements is not None:
         fetch_measurements(
             attempt.client,
@@ -181,9 +199,10 @@ def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
     build = build_bundle if claim.requalify is None else requalify_bundle
     extra: dict[str, Any] = {}
     if claim.requalify is not None:
-        bases = fetch_bases(
-            attempt.client, claim.spec, tags=claim.tags, into=scratch / "bases", should_stop=attempt.should_stop
-        )
+        with _fetching():
+            bases = fetch_bases(
+                attempt.client, claim.spec, tags=claim.tags, into=scratch / "bases", should_stop=attempt.should_stop
+            )
         extra = {"digest": claim.requalify, "client": attempt.client, "bases": bases}
     return build(
         question,

@@ -1,4 +1,10 @@
-"""The proof of a pushed capture: a worker runs the command itself, twice, and its own entries are what goes live."""
+"""The proof of a pushed capture: a worker runs the command itself, twice, and its own entries are what goes live.
+
+Each run sees one directory of caches and one for its home and temporary files, and writes nowhere else. What a worker
+itself writes or reads by name lies beside them, where no command can put a link:
+
+    stderr.txt  bundle/  run-0/  run-1/  caches/{bin, first, first-entries, second, second-entries}
+"""
 
 import itertools
 import os
@@ -8,15 +14,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from aot.bundle import write_bundle
-from aot.capture.capture import Captured, capture
+from aot.capture.capture import BIN, RUNS, Captured, capture
 from aot.capture.command import Ended
 from aot.capture.pins import effective_environment
 from aot.capture.record import artifact_of, require_level
-from aot.capture.union import Base, entries_of, with_bases
+from aot.capture.union import Base, entries_of, with_bases, with_grown_tables
 from aot.environment import observe_environment
 from aot.errors import CompileStopped, InvalidInput, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
@@ -57,36 +64,35 @@ def recapture(
         raise QualificationFailed("the capture has no tree that its command runs in", hint="push it with --source TREE")
     scratch.mkdir(parents=True, exist_ok=True)
     environ = {**pushed.spec.recipe.environment, **_environ(scratch / "run-0")}
-    started = itertools.count()
+    into, base, started, said = scratch / "caches", entries_of(bases), itertools.count(), [""]
     effective = effective_environment(observe_environment(), environ, command=source.command)
     on_event({"phase": "qualifying", "step": "running the command"})
 
     def run(command: Sequence[str], wanted: Mapping[str, str]) -> Ended:
         # No run finds what an earlier one has left outside of the caches.
-        return _run(
-            command,
-            {**wanted, **_places(scratch / f"run-{next(started)}")},
-            pushed,
-            tree,
-            scratch=scratch,
-            sandbox=sandbox,
-            devices=devices,
-            should_stop=should_stop,
-        )
+        number = next(started)
+        place = scratch / f"run-{number}"
+        environ = {**wanted, **_places(place)}
+        shown: dict[str, Any] = {"readable": (tree, into / BIN), "writable": (place, into / RUNS[number])}
+        around: dict[str, Any] = {"sandbox": sandbox, "devices": devices, "should_stop": should_stop}
+        ended, said[0] = _run(command, environ, pushed, tree, stderr=scratch / "stderr.txt", **shown, **around)
+        return ended
 
     try:
         require_level(pushed.profile, effective)
-        into, base = scratch / "caches", entries_of(bases)
         made = capture(source.command, environ=environ, effective=effective, scratch=into, base=base, run=run)
     except InvalidInput as error:
         raise QualificationFailed(
             f"the command cannot be captured on this worker: {error.message}",
-            hint="its output is in the build's log; it runs without a network, in its tree alone",
-            details={"failures": [_tail(scratch)]},
+            hint="the details have the end of its output; it runs without a network, in its tree alone",
+            details={"failures": said},
         ) from error
     artifact = artifact_of(made.collected, pushed.profile, effective, environ=environ, seconds=made.seconds)
-    proven = _proven(pushed, with_bases(artifact, bases), made, builder=builder)
-    return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=made.collected.paths).directory)
+    union = with_grown_tables(with_bases(artifact, bases), artifact)
+    proven = _proven(pushed, union, made, builder=builder)
+    # An entry of a base that the run has written anew stays the base's: its bytes are no longer in the caches.
+    paths = {**made.collected.paths, **base.paths}
+    return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=paths).directory)
 
 
 def _proven(pushed: Manifest, artifact: Artifact, made: Captured, *, builder: str) -> Manifest:
@@ -128,11 +134,14 @@ def _run(
     pushed: Manifest,
     tree: Path,
     *,
-    scratch: Path,
+    readable: Sequence[Path],
+    writable: Sequence[Path],
+    stderr: Path,
     sandbox: Bubblewrap | None,
     devices: Sequence[Path],
     should_stop: ShouldStop,
-) -> Ended:
+) -> tuple[Ended, str]:
+    """Return how the command ended, and the end of what it said."""
     limits = pushed.spec.limits
     started = time.monotonic()
     ended = run_child(
@@ -147,16 +156,17 @@ def _run(
             output_bytes=OUTPUT_BYTES,
         ),
         sandbox=sandbox,
-        readable=(tree.absolute(),),
-        writable=(scratch.absolute(),),
+        readable=tuple(place.absolute() for place in readable if place.exists()),
+        writable=tuple(place.absolute() for place in writable),
         devices=devices,
-        stderr=scratch / "stderr.txt",
+        stderr=stderr,
         should_stop=should_stop,
     )
     if ended.kind is ExitKind.STOPPED:
         raise CompileStopped(f"the proof was stopped: {ended.stop_reason}")
     code = ended.code if ended.code is not None else 1
-    return Ended(code if ended.kind is ExitKind.EXITED else max(code, 1), time.monotonic() - started)
+    code = code if ended.kind is ExitKind.EXITED else max(code, 1)
+    return Ended(code, time.monotonic() - started), ended.stderr_tail[-2000:]
 
 
 def _program(name: str, environ: Mapping[str, str], tree: Path) -> str:
@@ -196,10 +206,3 @@ def _places(directory: Path) -> dict[str, str]:
     for place in found.values():
         place.mkdir(parents=True, exist_ok=True)
     return {name: str(place.absolute()) for name, place in found.items()}
-
-
-def _tail(scratch: Path) -> str:
-    try:
-        return (scratch / "stderr.txt").read_text(errors="replace")[-2000:]
-    except OSError:
-        return ""

@@ -18,10 +18,12 @@ from aot.capture.restore import restore
 from aot.capture.roots import ROOTS
 from aot.capture.units import used_of
 from aot.capture.watch import OpenWatch
-from aot.errors import InvalidInput
+from aot.errors import InvalidInput, QualificationFailed
 from aot.schema.environment import Environment
 
 NOTHING = Collected((), {})
+BIN = "bin"
+RUNS = ("first", "second")  # the caches of each run, below what `capture` is given as its scratch directory
 Runner = Callable[[Sequence[str], Mapping[str, str]], Ended]
 
 # Nothing of the directory goes into what is compiled, so that equal kernels have equal bytes wherever they were made;
@@ -58,18 +60,19 @@ def capture(
     """Run `command`, twice with `again`, and return the entries to keep: those of `base`, which it runs on, all.
 
     `effective` is the host as the command uses it; what that says goes to stderr. Raises InvalidInput where it fails or
-    leaves nothing, nothing new with a `base`.
+    leaves nothing; QualificationFailed where it compiles nothing that is not in `base`.
     """
-    first = scratch / "first"
-    compiler = _write_compiler(scratch / "bin", first, environ)
+    first = scratch / RUNS[0]
+    compiler = _write_compiler(scratch / BIN, first, environ)
     restore(base.entries, base.paths, into=first)
     known = list_paths(first)
     cold = _run(command, first, environ=environ, effective=effective, run=run, path=compiler)
     found = list_paths(first)
     if known and not graphs_of(found - known):
-        raise InvalidInput(
-            f"{command[0]} compiles no graph that is not there already",
-            hint="what only other traffic makes is captured by a command that makes that traffic",
+        raise QualificationFailed(
+            f"there is nothing to add: every graph that {command[0]} compiles here is live already",
+            hint="another process was first, and its entries are found; graphs that only other traffic makes are "
+            "captured by a command that makes that traffic",
         )
     if not found:
         raise InvalidInput(
@@ -95,7 +98,7 @@ def _again(
     scratch: Path,
     run: Runner,
 ) -> Captured:
-    second = scratch / "second"
+    second = scratch / RUNS[1]
     restore(everything.entries, everything.paths, into=second)
     before = list_paths(second)
     watch = OpenWatch(second)
@@ -105,8 +108,9 @@ def _again(
         opened = watch.finish()
     after = list_paths(second)
     counted = account(second, bundle=before, before=before, after=after, opened=opened, seconds=warm.seconds)
-    # What the second run compiled is kept beside what it found: a third may find it. Without a watch all is.
-    kept = after if opened is None else used_of(before, opened) | (after - before) | known
+    # What the second run compiled is kept beside what it found: a third may find it. Without a watch all is. What it
+    # has taken away, or put a link in the place of, is not there to be kept.
+    kept = after if opened is None else (used_of(before, opened) | known | (after - before)) & after
     collected = collect(second, scratch=scratch / "second-entries", only=kept, as_found=before)
     return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept))
 

@@ -29,12 +29,16 @@ _TEXTS = frozenset(
 # By these torch puts off the timeouts of collectives: a process that found its graph waits for one that compiles.
 _TIMES = frozenset({"_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns"})
 _LEAST_NS = 16_000_000_000
+_TIME_BITS = 63  # a longer number is no time, and rounding it would take its length in steps
 # One line for each part of a graph's key: "[<digest>] fx_kwargs[...]: <function ... at 0x7f3b41>".
 _KEY_PART = re.compile(r"\[[a-z2-7]{51,52}\] ")
 # What a traceback through generated code would name, by the absolute paths of the tree that it was captured in; torch
 # takes an empty one for none (PyCodeCache.stack_frames_for_code).
 _STACK = '  File "'
 _SOURCE = "source_code"
+# What torch writes of a graph is a few megabytes. A command may leave anything, and each byte of a pickle can ask for
+# eight of memory: what is longer than this is left alone, and of such a file no more than this and one byte is read.
+MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def stripped(content: bytes) -> bytes:
 
     Idempotent. A time becomes the next of 16, 64, 256 ... seconds: less would end a collective too early.
     """
+    if len(content) > MOST_BYTES:
+        return content
     kept, reached = bytearray(), 0
     try:
         for step in _steps(content):
@@ -66,10 +72,16 @@ def stripped(content: bytes) -> bytes:
 
 
 def source_of(content: bytes) -> str | None:
-    """Return the generated program that an entry of a compiled graph has in it; None for every other content."""
+    """Return the generated program that an entry of a compiled graph has in it; None for every other content.
+
+    A text that UTF-8 does not have is no program: torch could not have written it to a file.
+    """
+    if len(content) > MOST_BYTES:
+        return None
     try:
         for step in _steps(content):
             if step.field == _SOURCE and isinstance(step.argument, str):
+                step.argument.encode()
                 return step.argument
     except (ValueError, UnicodeDecodeError, IndexError):
         pass
@@ -107,6 +119,8 @@ def _replacement(step: _Step) -> bytes | None:
     if step.name == "FRAME":  # its length would be another
         return b""
     if step.field in _TIMES and isinstance(step.argument, int) and step.argument > 1:
+        if step.argument.bit_length() > _TIME_BITS:
+            return None
         rounded = _LEAST_NS
         while rounded < step.argument:
             rounded *= 4

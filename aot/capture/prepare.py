@@ -42,6 +42,7 @@ class Prepared:
     reasons: tuple[str, ...] = ()
     stale: bool = False
     graphs: int = 0
+    blobs: Mapping[Digest, Path] = field(default_factory=dict)  # of the artifact, where the node's cache still has them
 
     @property
     def paths(self) -> frozenset[str]:
@@ -106,6 +107,7 @@ def _prepare(
         (*reasons, *selection.reasons),
         resolved.stale,
         graphs=len({entry.graph for entry in entries} - {None}),
+        blobs=paths,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from aot.bundle import write_bundle
 from aot.bundle.assemble import assemble
 from aot.capture.capture import Captured, capture
-from aot.capture.collect import collect
+from aot.capture.collect import collect, list_paths, names_places
 from aot.capture.entries import Entry, entry_of
 from aot.capture.record import artifact_of, capture_recipe, command_source, require_level, with_new
 from aot.errors import InvalidInput
@@ -92,8 +92,8 @@ def require_tree(prepared: "Prepared") -> None:
         )
 
 
-def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str]) -> Staged:
-    """Stage the bundle of everything that was restored, and of the files that the command has compiled besides.
+def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str], *, found_in: Path) -> Staged:
+    """Stage the bundle of everything that was restored, and of the files below `found_in` that were compiled besides.
 
     Its command is the one that ran, since that makes the new entries again; the tree is that of the bundle that was
     restored. Raises OSError, and InvalidInput where none was.
@@ -101,16 +101,22 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str])
     require_tree(prepared)
     directory = prepared.directory
     assert directory is not None and prepared.artifact is not None and prepared.manifest is not None
-    new = collect(directory, scratch=making.scratch / "new", only=new_paths)
+    there = list_paths(directory)
+    restored = {file.path: file.digest for file in prepared.artifact.files}
+    # Tables of what is where grow with what is compiled; those of another bundle's directory lack what this one has.
+    tables = {path for path in restored if path in there and names_places(path) and found_in == directory}
+    new = collect(found_in, scratch=making.scratch / "new", only=(new_paths - restored.keys()) | tables)
     artifact = with_new(prepared.artifact, new)
     entries = tuple(entry_of(file) for file in artifact.files)
     before = prepared.manifest.spec.source
     assert isinstance(before, CommandSource)
-    restored = [file.path for file in prepared.artifact.files]
-    old = collect(directory, scratch=making.scratch / "old", only=restored, as_found=restored)
+    # The node's cache has what was restored as it was; the command may have written it anew, or taken it away.
+    blobs = {digest: path for digest, path in prepared.blobs.items() if path.exists()}
+    left = {path for path, digest in restored.items() if digest not in blobs and path in there}
+    old = collect(directory, scratch=making.scratch / "old", only=left, as_found=left)
     named = command_source(making.command, entries, before.tree)
     named = msgspec.structs.replace(named, requirements=before.requirements, union_of=prepared.bundle)
-    return _stage(making, named, artifact, {**new.paths, **old.paths})
+    return _stage(making, named, artifact, {**new.paths, **old.paths, **blobs})
 
 
 def _source(

@@ -4,11 +4,11 @@ Its facts say what it was made with; a run whose entries were not found is told 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from aot.capture.collect import Collected
+from aot.capture.collect import Collected, names_places
 from aot.capture.entries import Entry, graphs_of
 from aot.capture.pins import key_tag
 from aot.capture.shapes import graphs_in
@@ -33,6 +33,7 @@ _FACTORS = re.compile(
     r"(TORCHINDUCTOR_|TORCH_COMPILE|TORCHDYNAMO_|TRITON_|ATEN_CPU)\w+|CXX|OMP_NUM_THREADS|WORLD_SIZE"
     r"|PET_NPROC_PER_NODE|PET_NNODES"
 )
+_LEFT_OUT = re.compile(r"\d+ more")
 _PLACES = re.compile(r"\w+_(DIR|PATH|HOME|LOG|LOGS|OUTPUT|TRACE)")
 
 
@@ -61,6 +62,7 @@ def artifact_of(
     """
     cold, warm = seconds
     graphs = graphs_of(entry.path for entry in collected.entries)
+    guards = _guards(collected, profile, effective)
     facts = {
         TAG: key_tag(effective),
         GRAPHS: str(len(graphs)),
@@ -73,9 +75,9 @@ def artifact_of(
         instances=(),
         route=Route.CACHE,
         capability=profile.capability,
-        coverage=Coverage(kind=CoverageKind.EXACT, constraints=_captured(collected, effective)),
+        coverage=captured(len(graphs), graphs_in(collected), guards),
         files=tuple(entry.as_file() for entry in collected.entries),
-        host_guards=_guards(collected, profile, effective),
+        host_guards=guards,
         facts=facts,
     )
 
@@ -115,19 +117,33 @@ def saved_seconds(artifact: Artifact) -> float | None:
 
 
 def with_new(artifact: Artifact, new: Collected) -> Artifact:
-    """Return the artifact with entries that a later run wrote. Never smaller: what was there stays as it was."""
+    """Return the artifact with entries that a later run wrote. Never smaller: what was there stays as it was.
+
+    But for tables of what is where: the run has read them, and added to them.
+    """
     known = {file.path for file in artifact.files}
     added = tuple(entry.as_file() for entry in new.entries if entry.path not in known)
-    files = (*artifact.files, *added)
+    tables = {entry.path: entry.as_file() for entry in new.entries if names_places(entry.path)}
+    files = (*(tables.get(file.path, file) for file in artifact.files), *added)
     graphs = len(graphs_of(file.path for file in files))
-    known_graphs = artifact.coverage.constraints[1:]
-    lines = (*known_graphs, *(line for line in graphs_in(new) if line not in known_graphs))
-    coverage = Coverage(
-        kind=CoverageKind.EXACT, constraints=(f"{graphs} graphs, as they were captured", *lines[:MOST_GRAPHS])
-    )
+    told = graphs_of(known)
+    fresh = tuple(entry for entry in new.entries if entry.graph not in told)
+    lines = (*artifact.coverage.constraints[1:], *graphs_in(Collected(fresh, new.paths)))
+    coverage = captured(graphs, lines, artifact.host_guards)
     return msgspec.structs.replace(
         artifact, files=files, coverage=coverage, facts={**artifact.facts, GRAPHS: str(graphs)}
     )
+
+
+def captured(graphs: int, lines: Iterable[str], guards: Iterable[HostGuard]) -> Coverage:
+    """Return what a bundle of so many graphs answers for: by how many processes, which graphs, and how many more.
+
+    `lines` are of single graphs. Those of a bundle may end with the number that it left out, which is counted anew.
+    """
+    told = [line for line in lines if not _LEFT_OUT.fullmatch(line)][:MOST_GRAPHS]
+    by = "".join(f" by {guard.value} processes" for guard in guards if guard.kind == RANKS)
+    more = (f"{graphs - len(told)} more",) if graphs > len(told) else ()
+    return Coverage(kind=CoverageKind.EXACT, constraints=(f"{graphs} graphs, as they were captured{by}", *told, *more))
 
 
 def require_level(profile: Profile, effective: Environment) -> None:
@@ -153,14 +169,6 @@ def _guards(collected: Collected, profile: Profile, effective: Environment) -> t
         **_floors(collected),
     }
     return tuple(HostGuard(kind=kind, value=value) for kind, value in sorted(values.items()) if value is not None)
-
-
-def _captured(collected: Collected, effective: Environment) -> tuple[str, ...]:
-    """Which graphs the bundle answers for, with their inputs, and of how many ranks."""
-    graphs, ranks = graphs_in(collected), _ranks(effective)
-    of = f" by {ranks} processes" if ranks else ""
-    more = (f"{len(graphs) - MOST_GRAPHS} more",) if len(graphs) > MOST_GRAPHS else ()
-    return (f"{len(graphs)} graphs, as they were captured{of}", *graphs[:MOST_GRAPHS], *more)
 
 
 def _ranks(effective: Environment) -> str | None:

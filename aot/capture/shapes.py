@@ -11,14 +11,18 @@ from pathlib import Path
 
 from aot.capture.collect import Collected
 from aot.capture.entries import Kind
-from aot.capture.pickled import source_of
+from aot.capture.pickled import MOST_BYTES, source_of
+from aot.capture.plain import read_plain
 
 MOST_SHAPES = 12
+MOST_SEARCHED = 16 << 20  # characters of one program; what comes after is not told
+# A captured command writes what these read, so none of them may look at a character twice: each begins with what ends
+# the search of the one before.
 _PURPOSE = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.MULTILINE)
-_ARGUMENTS = re.compile(r"^\s+([\w, ]+?),? = args$", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^[ \t]+(\w+(?:, \w+)*),? = args$", re.MULTILINE)
 _CHECKED = re.compile(r"assert_size_stride\((\w+), \(([^()]*)\), ")
 _EXAMPLE = re.compile(
-    r"^\s+(\w+) = rand_strided\(\(([^()]*)\), \([^()]*\), device='([\w:]+)', dtype=torch\.(\w+)\)", re.M
+    r"^[ \t]+(\w+) = rand_strided\(\(([^()]*)\), \([^()]*\), device='([\w:]+)', dtype=torch\.(\w+)\)", re.M
 )
 
 
@@ -33,6 +37,7 @@ def graphs_in(collected: Collected) -> tuple[str, ...]:
 
 def describe_program(source: str) -> str:
     """Return what a generated program is for and takes; sizes that stayed open have their names."""
+    source = source[:MOST_SEARCHED]
     purpose = _PURPOSE.search(source)
     inputs = list(_inputs(source))
     shapes = Counter(shape for shape, _ in inputs)
@@ -44,8 +49,8 @@ def describe_program(source: str) -> str:
 
 
 def _line(graph: str, place: Path) -> str:
-    source = source_of(place.read_bytes())
-    return f"{graph[:12]} {describe_program(source) if source else 'graph: unknown inputs'}"
+    source = source_of(read_plain(place.parent, place.name, most_bytes=MOST_BYTES + 1))
+    return f"{graph.rpartition('/')[2][:12]} {describe_program(source) if source else 'graph: unknown inputs'}"
 
 
 def _inputs(source: str) -> Iterator[tuple[str, str]]:
@@ -53,7 +58,8 @@ def _inputs(source: str) -> Iterator[tuple[str, str]]:
     arguments = _ARGUMENTS.search(source)
     checked = dict(reversed(_CHECKED.findall(source)))
     examples = {name: (size, device, dtype) for name, size, device, dtype in _EXAMPLE.findall(source)}
-    for name in arguments.group(1).split(", ") if arguments else ():
+    names = dict.fromkeys(arguments.group(1).split(", ")) if arguments else {}
+    for name in names:
         size, device, dtype = examples.get(name, (None, "", ""))
         size = checked.get(name, size)
         if size is not None:

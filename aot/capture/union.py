@@ -8,18 +8,19 @@ Live entries are a worker's own, so they are joined without running anything aga
 lose nothing: whoever is second is joined with the first.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from aot.capture.collect import Collected
+from aot.capture.collect import Collected, names_places
 from aot.capture.entries import Entry, entry_of, graphs_of
-from aot.capture.record import COLD, GRAPHS, MOST_GRAPHS, RANKS, TAG, WARM
+from aot.capture.record import COLD, GRAPHS, RANKS, TAG, WARM, captured
 from aot.errors import QualificationFailed
 from aot.facts.versions import highest
-from aot.schema.artifact import Artifact, Coverage, CoverageKind
+from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.spec import File
@@ -50,6 +51,8 @@ def entries_of(bases: Sequence[Base]) -> Collected:
 def with_bases(artifact: Artifact, bases: Sequence[Base]) -> Artifact:
     """Return the artifact with all that the bases hold, under the conditions of all of them.
 
+    Of two files under one path the first base's stays, also where the run has written it anew: its blob has to be given
+    beside the run's own.
     Raises QualificationFailed where a base was made for another CPU, with another tag or under other conditions:
     its entries would not be found, or be wrong.
     """
@@ -64,17 +67,28 @@ def with_bases(artifact: Artifact, bases: Sequence[Base]) -> Artifact:
             files.setdefault(file.path, file)
     measured = {name: bases[0].artifact.facts[name] for name in (COLD, WARM) if name in bases[0].artifact.facts}
     graphs = len(graphs_of(files))
-    lines = dict.fromkeys(line for one in several for line in one.coverage.constraints[1:])
+    # Equal lines of one part are graphs of several ranks; those of two parts are the same graphs.
+    lines: Counter[str] = Counter()
+    for one in several:
+        lines |= Counter(one.coverage.constraints[1:])
+    guards = _joined((artifact, *(base.artifact for base in bases)))
     return msgspec.structs.replace(
         artifact,
         files=tuple(files.values()),
         facts={**artifact.facts, **measured, GRAPHS: str(graphs)},
-        coverage=Coverage(
-            kind=CoverageKind.EXACT,
-            constraints=(f"{graphs} graphs, as they were captured", *tuple(lines)[:MOST_GRAPHS]),
-        ),
-        host_guards=_joined((artifact, *(base.artifact for base in bases))),
+        coverage=captured(graphs, lines.elements(), guards),
+        host_guards=guards,
     )
+
+
+def with_grown_tables(union: Artifact, run: Artifact) -> Artifact:
+    """Return the union with the tables of what is where as the run left them, which has read its base's and added.
+
+    Not for a union with what went live beside the run: then the live table stays, and what only the run's names is
+    found below it, in torch's own entries.
+    """
+    tables = {file.path: file for file in run.files if names_places(file.path)}
+    return msgspec.structs.replace(union, files=tuple(tables.get(file.path, file) for file in union.files))
 
 
 def _require_same_host(base: Base, artifact: Artifact) -> None:

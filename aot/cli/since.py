@@ -132,7 +132,7 @@ def _spell(text: str) -> str:
     """A factor's text is JSON: a string without its quotes, null as none, the rest as it is and not too long."""
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        value = text  # it was cut
+    except (msgspec.DecodeError, RecursionError):
+        value = text  # it was cut, or nobody's factor
     spelled = value if isinstance(value, str) else "none" if value is None else text
     return spelled if len(spelled) <= _LONGEST else f"{spelled[:_LONGEST]}..."

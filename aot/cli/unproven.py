@@ -34,7 +34,12 @@ def look_up_told(reference: str, *, config: Config, lock: Path | None) -> Resolv
         found = _pending_of(Reference.parse(reference), config)
         if not found:
             raise
-        raise TagNotFound(error.message, hint="; ".join(unproven_lines(found)), details=error.details) from error
+        profiles = ", ".join(sorted({one.profile for one in found}))
+        raise TagNotFound(
+            "; ".join([error.message, *unproven_lines(found)]),
+            hint=f"it goes live once a worker of {profiles} has proven it: start one, or build for another profile",
+            details=error.details,
+        ) from error
 
 
 def list_unproven(resolved: Resolved, *, config: Config) -> tuple[Unproven, ...]:

@@ -132,7 +132,7 @@ class TuningStore:
 def _check_configuration(place: str, text: str) -> None:
     try:
         found = json.loads(text) if len(text) <= _MOST_CONFIGURATION_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):  # a few kilobytes of brackets are deeper than Python goes
         found = None
     if not isinstance(found, Mapping) or not all(isinstance(one, str | int | float | None) for one in found.values()):
         raise MalformedDocument(f"the configuration at {place} is no object of plain values")

@@ -33,13 +33,14 @@ _BACKENDS = "max_autotune_gemm_backends"
 def find_cross_profile(name: Name, views: Sequence[ProfileView], *, node: NodeFacts) -> Profile | None:
     """Return the profile of a CPU target that this host does not run and can compile for; None for every other name.
 
-    Workers that are it decide what it is; where there are none, the registry's other CPU workers decide the toolchain.
+    The registry says what a target is that it lists. Of the others nothing was pushed yet: they have the toolchain of
+    what its CPU workers hold, by the same rule as in the registry.
     """
     capability, own = CPU_TARGETS.get(name), host_cpu(node)
     if capability is None or own is None or own.runs(capability) or not _same_machine(own, capability):
         return None
-    live = next((view.profile for view in views if view.profile.name == name and view.live_workers), None)
-    return live or cpu_target_among(name, [view.profile for view in views])
+    listed = next((view.profile for view in views if view.profile.name == name), None)
+    return listed or cpu_target_among(name, [view.profile for view in views if view.held])
 
 
 def build_unproven(

@@ -54,9 +54,11 @@ def upload_measurements(
     namespace = staged.manifest.namespace
     try:
         blob = blob_of(staged.measured)
+        if not 0 < blob.size_bytes <= MOST_BYTES:
+            raise IntegrityFailed(f"measurements of {blob.size_bytes} bytes, wanted 1 to {MOST_BYTES}")
         links = client.open_uploads(namespace, (blob,))
         client.upload_blobs(links, {blob.digest: staged.measured}, namespace=namespace)
     except (AotError, OSError) as error:
-        on_event({"line": f"what tuning has measured could not be uploaded, and later builds measure again: {error}"})
+        on_event({"line": f"what tuning has measured was not uploaded, and later builds measure again: {error}"})
         return None
     return blob

@@ -105,8 +105,8 @@ def check_sm_count(value: str, environment: Environment) -> Reason | None:
 
 
 def check_machine_code(value: str, environment: Environment) -> Reason | None:
-    """Advisory: where no machine code in a fat binary runs on the card, the driver compiles its PTX. That runs, and
-    nothing of it was tuned for this architecture.
+    """Advisory: where no machine code in a fat binary runs on the card, the driver compiles its PTX. That runs;
+    nothing of it was tuned for this architecture, and the proof ran machine code.
 
     Source: CUDA programming guide, "PTX Compatibility"; torch/_inductor/config.py, emit_multi_arch_kernel.
     """
@@ -114,7 +114,7 @@ def check_machine_code(value: str, environment: Environment) -> Reason | None:
         wanted = Capability.parse(value)
     except InvalidCapability:
         return unknown("machine_code", value)
-    text = "runs, not tuned: the driver compiles its PTX for {found}, machine code is for {wanted}"
+    text = "runs, not tuned, not proven on it: the driver compiles its PTX for {found}, machine code is for {wanted}"
 
     def judge(gpu: Gpu) -> Reason | None:
         return None if gpu.capability.runs(wanted) else against("machine_code", wanted, gpu.capability, text)

@@ -157,7 +157,7 @@ def _parse(text: str | None) -> Any:
     """Return what a factor's text spells; a text that is no JSON, or was cut, as it is."""
     try:
         return None if text is None else json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -220,7 +220,7 @@ class _Opener:
         return self._spaces[device]
 
     def open(self, artifact: Artifact, device: str, *, num_models: int | None = None) -> Container:
-        require_tiles(artifact.capability)
+        require_tiles(artifact)
         libraries = [file for file in artifact.files if file.path.startswith(LIBRARY)]
         if len(libraries) != 1:
             raise LoadFailed(f"wanted one library in the artifact, found {len(libraries)}", hint="build it again")

@@ -26,11 +26,16 @@ class Budget:
 
 
 class Stream:
-    """One pipe, read by its own thread until every writer has closed it. Raises OSError when `path` cannot be made."""
+    """One pipe, read by its own thread until every writer has closed it.
+
+    Raises OSError when `path` cannot be made, or is a link.
+    """
 
     def __init__(self, source: int, *, path: str | None, tail_bytes: int, budget: Budget) -> None:
         self._source = source
-        self._file = os.open(path or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # Whoever can put a link under the name must not have its target emptied and written.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path or os.devnull, flags, 0o600)
         self._tail_bytes = tail_bytes
         self._tail = b""
         self._lost = ""

@@ -53,7 +53,7 @@ def decode(content: bytes | str, kind: type[T], *, what: str = "") -> T:
     """Return the `kind` that `content` spells. Raises MalformedDocument, its `details["path"]` saying where."""
     try:
         return _decoder(kind).decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error, what or _name_of(kind)) from error
 
 

@@ -95,7 +95,7 @@ def get_bundle(digest: str, deps: Deps, caller: Principal) -> BundleView:
 def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
     """Find what answers each of several specs."""
     with deps.sessions.reading() as session:
-        reply = lookup.find(data, by=caller, session=session)
+        reply = lookup.find(data, by=caller, now=deps.clock(), session=session)
     deps.uses.note((target.bundle.digest for target in reply.targets if target.bundle), now=deps.clock())
     return reply
 

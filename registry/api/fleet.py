@@ -44,8 +44,9 @@ def list_workers(deps: Deps, caller: Principal) -> WorkerListing:
 @endpoint("list_profiles")
 def list_profiles(deps: Deps, caller: Principal) -> ProfileListing:
     """List profiles, by name."""
+    now = deps.clock()
     with deps.sessions.reading() as session:
-        return fleet.list_profiles(live_since=deps.clock() - deps.settings.worker_lives, session=session)
+        return fleet.list_profiles(live_since=now - deps.settings.worker_lives, now=now, session=session)
 
 
 @endpoint("send_receipt")

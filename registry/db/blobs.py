@@ -18,7 +18,7 @@ View = tuple[NamespaceBlobRow, BlobRow]
 
 
 class PendingBlob(NamedTuple):
-    """A blob as it was when somebody began to hash it. `removed_at`: when wrong bytes of it were last removed."""
+    """A blob as it was when somebody began to hash it. `removed_at`: when bytes of it were last removed or replaced."""
 
     digest: Digest
     removed_at: datetime | None
@@ -132,6 +132,15 @@ def mark_hashed(blob: Blob, seen: PendingBlob, *, now: datetime, session: Sessio
         update(BlobRow)
         .where(*_as_seen(seen))
         .values(state=BlobState.STORED, size_bytes=blob.size_bytes, stored_at=now),
+        execution_options={"synchronize_session": False},
+    )
+    return done.rowcount == 1
+
+
+def mark_replaced(blob: Blob, seen: PendingBlob, *, now: datetime, session: Session) -> bool:
+    """As `mark_removed`, for bytes of that size which are being put in their place: nobody has hashed these."""
+    done = session.execute(
+        update(BlobRow).where(*_as_seen(seen)).values(condemned_at=now, size_bytes=blob.size_bytes),
         execution_options={"synchronize_session": False},
     )
     return done.rowcount == 1

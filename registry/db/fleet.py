@@ -41,9 +41,13 @@ def holders_of(profile: Name, *, seen_since: datetime, session: Session) -> Sequ
     ).all()
 
 
-def held_profiles(session: Session) -> Sequence[Profile]:
-    """What a worker is, or was when it was last seen; the others were made known without one."""
-    held = select(WorkerProfileRow.profile)
+def held_profiles(session: Session, *, seen_since: datetime) -> Sequence[Profile]:
+    """What a worker is, or was when it was last seen; of the others no such worker is known."""
+    held = (
+        select(WorkerProfileRow.profile)
+        .join(WorkerRow, WorkerRow.name == WorkerProfileRow.worker)
+        .where(WorkerRow.seen_at >= seen_since)
+    )
     return session.scalars(select(ProfileRow.profile).where(ProfileRow.name.in_(held)).order_by(ProfileRow.name)).all()
 
 

@@ -17,6 +17,10 @@ from sqlalchemy.orm import Session
 
 from aot.errors import InvalidConfig, StorageUnavailable
 
+# Connections of one process; docs/deploy.md tells their sum, since PostgreSQL takes 100 of all unless told otherwise.
+# A glance waits for another one's single statement: that is sooner done than a connection is opened.
+POOL = {"pool_size": 16, "max_overflow": 32}
+GLANCING_POOL = {"pool_size": 12, "max_overflow": 0}
 BUSY_SECONDS = 30.0
 # A glance asks whether its connection still lives only after this: the question is a round trip of its own.
 QUIET_SECONDS = 1.0
@@ -98,10 +102,10 @@ class Sessions:
 def open_sessions(url: str) -> Sessions:
     """Raises InvalidConfig for a URL that no driver understands."""
     try:
-        engine = create_engine(url, pool_pre_ping=True, pool_size=16, max_overflow=32)
+        engine = create_engine(url, pool_pre_ping=True, **POOL)
         # A transaction around one statement costs two more round trips, and tells nothing more.
         alone: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
-        glancing = create_engine(url, pool_size=16, max_overflow=32, pool_reset_on_return=None, **alone)
+        glancing = create_engine(url, pool_reset_on_return=None, **GLANCING_POOL, **alone)
     except (ArgumentError, ImportError) as error:
         raise InvalidConfig(
             f"AOT_DATABASE_URL is not a database URL: {error}",

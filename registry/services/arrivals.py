@@ -3,15 +3,21 @@
     put by a namespace → hashed → right: copied to where blobs are, the blob is stored, for every namespace
                                 → wrong twice in a row: removed, and nobody else's upload with it
 
-Each step may be done twice: whoever is slow copies the same bytes, or finds that what it has read is gone.
+Each step may be done twice: whoever is slow copies the same bytes, or finds that what it has read is gone. Where the
+store may copy other bytes than were hashed (`KeepsIncoming.binds_copies`), only one copies at a time, and only to where
+nothing is; the blob stays pending until its copy was hashed too.
 """
+
+import time
 
 import structlog
 
 from aot.errors import BlobNotFound
+from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from registry.db import blobs as rows
 from registry.deps import Deps
+from registry.services import blobs
 from registry.storage.parts import Arrival, Incoming, KeepsIncoming, comes_in_parts, incoming_for
 
 log = structlog.get_logger()
@@ -37,12 +43,15 @@ def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
     What another namespace's bytes have made a blob already is left to retention.
     """
     assert isinstance(deps.store, KeepsIncoming)
+    until = time.monotonic() + seconds
     incoming, key = deps.store.incoming_of(arrival.namespace), (arrival.namespace, arrival.digest)
     with deps.sessions.reading() as session:
         seen = rows.find_pending(arrival.digest, session)
     if seen is None:
         deps.hashing.forget(key)
         return False
+    if not deps.store.binds_copies and deps.store.stat(arrival.digest) is not None:
+        return _settle_copy(arrival.digest, deps, seconds=seconds)
     try:
         hashed = deps.hashing.hash(key, arrival.digest, lambda: incoming.open(arrival.digest), seconds=seconds)
     except BlobNotFound:
@@ -52,22 +61,46 @@ def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
     if hashed.hex != arrival.digest.hex:
         deps.hashing.forget(key)
         log.warning("upload-with-other-bytes", digest=arrival.digest, namespace=arrival.namespace, found=hashed.hex)
-        incoming.discard(arrival.digest)
+        incoming.discard(arrival.digest, version=hashed.version)
         return False
     blob = Blob(digest=arrival.digest, size_bytes=hashed.size_bytes)
-    done = _adopt(blob, incoming, deps, version=hashed.version, seconds=seconds)
+    if deps.store.binds_copies:
+        done = _adopt(blob, incoming, deps, version=hashed.version, seconds=seconds)
+    else:
+        done = _adopt_alone(blob, seen, incoming, deps, version=hashed.version, seconds=seconds)
     if done is None:
         return False
     deps.hashing.forget(key)
     if not done:
         return False
-    with deps.sessions.transaction() as session:
-        stored = rows.mark_hashed(blob, seen, now=deps.clock(), session=session)
-    incoming.discard(arrival.digest)
-    return stored
+    stored = deps.store.binds_copies and _mark(blob, seen, deps)
+    incoming.discard(arrival.digest, version=hashed.version)
+    return stored or _settle_copy(arrival.digest, deps, seconds=until - time.monotonic())
 
 
 def _adopt(blob: Blob, incoming: Incoming, deps: Deps, *, version: str, seconds: float) -> bool | None:
     """As `Incoming.adopt`; a copy of another size than was hashed is none."""
     done = incoming.adopt(blob, version=version, seconds=seconds)
     return done if not done else deps.store.stat(blob.digest) == blob.size_bytes
+
+
+def _adopt_alone(
+    blob: Blob, seen: rows.PendingBlob, incoming: Incoming, deps: Deps, *, version: str, seconds: float
+) -> bool | None:
+    """As `_adopt`, where nobody has stored or replaced the blob since it was seen; False where somebody has."""
+    with deps.sessions.transaction() as session:
+        # The row is held while the store copies: what nobody compares must not be written over what is proven.
+        if not rows.mark_replaced(blob, seen, now=deps.clock(), session=session):
+            return False
+        return _adopt(blob, incoming, deps, version=version, seconds=seconds)
+
+
+def _mark(blob: Blob, seen: rows.PendingBlob, deps: Deps) -> bool:
+    with deps.sessions.transaction() as session:
+        return rows.mark_hashed(blob, seen, now=deps.clock(), session=session)
+
+
+def _settle_copy(digest: Digest, deps: Deps, *, seconds: float) -> bool:
+    blob = Blob(digest=digest, size_bytes=0)  # hashing tells its size
+    there = {"store": deps.store, "sessions": deps.sessions, "clock": deps.clock, "hashing": deps.hashing}
+    return blobs.settle_upload(blob, **there, seconds=seconds)

@@ -83,7 +83,7 @@ def submit(
     spec = request.spec
     by.require(Scope.SUBMIT, spec.namespace)
     check_request(request)
-    profile = get_worker_profile(spec.profile, session)
+    profile = get_worker_profile(spec.profile, now=now, session=session)
     row = new_build(spec, profile=profile, tags=request.tags, priority=request.priority, by=by, now=now)
     asked = (row.namespace, row.name, row.build_key)
     if found := _published(asked, request, now=now, session=session):

@@ -14,27 +14,26 @@ from sqlalchemy.orm import Session
 
 from aot.errors import BundleNotFound, Conflict, Forbidden, InvalidProfile
 from aot.keys import changes_between, factors_of, queue_for
-from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, Statement, decode_manifest
 from aot.schema.names import Tag
 from aot.schema.profile import Profile, kernel_profile_name
-from aot.schema.spec import Blob, KernelSource
+from aot.schema.spec import Blob, KernelSource, Spec
 from aot.schema.state import BuildEvent, BuildState, BundleState
 from aot.schema.wire.builds import Ticket
 from aot.schema.wire.bundles import PublishReply, PushRequest, WithdrawRequest
 from aot.schema.wire.workers import Scope
-from aot.select import describe_coverage
 from aot.trust import SigningKey, sign
 from registry.db import builds as build_rows
 from registry.db import bundles as rows
 from registry.db import fleet as fleet_rows
-from registry.db.models import ArtifactBlobRow, ArtifactRow, BundleRow
+from registry.db.models import BundleRow
 from registry.db.session import hold_turn
 from registry.services import blobs, builds, claims, guards, kernels, measurements, profiles, proof, tags, waiting
+from registry.services.contents import artifacts_of, files_of, worst_speedup
 from registry.services.proof import Received
 from registry.services.tokens import Principal
-from registry.services.unions import put_tags
+from registry.services.unions import put_tags, put_tags_again
 
 PUSH_PRIORITY = 0
 
@@ -102,8 +101,9 @@ def push(
     """Take in a bundle built elsewhere: pending, with a build that proves it again.
 
     Pushed twice is once, and so is the same code under another manifest (built again, at another time): what is
-    pending or live is answered, and the tags are its own from then on. What was withdrawn or rejected is not: it may
-    be tried again. Its source and weights must be uploaded too, because the proof compares with eager.
+    pending or live is answered, and the tags are its own from then on, but for those that a union would take entries
+    from. What was withdrawn or rejected is not: it may be tried again. Its source and weights must be uploaded too,
+    because the proof compares with eager.
 
     Raises Forbidden, InvalidInput, ProfileNotFound, Conflict, and what `blobs.confirm` raises.
     """
@@ -118,12 +118,12 @@ def push(
     known = rows.find_bundle(received.digest, session)
     there = known if known is not None and known.state is not BundleState.REJECTED else _find_equal(manifest, session)
     if there is not None:
-        return Pushed(_pushed_before(there, more=request.tags, now=now, session=session))
+        return Pushed(_pushed_before(there, manifest.spec, more=request.tags, now=now, session=session))
     wanted = blobs.distinct((*manifest.blobs, *manifest.spec.blobs))
     blobs.confirm(wanted, namespace=manifest.namespace, arrived=arrived, now=now, session=session)
     build = builds.new_build(manifest.spec, profile=profile, tags=request.tags, priority=PUSH_PRIORITY, by=by, now=now)
     build.requalify = received.digest
-    if isinstance(manifest.spec.source, KernelSource) or _nobody_ran(manifest, session):
+    if isinstance(manifest.spec.source, KernelSource) or profiles.nobody_ran(manifest, now=now, session=session):
         build.waiting = waiting.not_run(profile)
     if known is not None:
         _reopen(known, session=session)
@@ -209,7 +209,7 @@ def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profi
     if not isinstance(manifest.spec.source, KernelSource):
         if profile.is_cpu_target:
             return profiles.put_cpu_target(profile.name, now=now, session=session)
-        return profiles.get_worker_profile(profile.name, session)
+        return profiles.get_worker_profile(profile.name, now=now, session=session)
     wanted = kernel_profile_name(profile.capability, profile.toolchain.triton or "none")
     if profile.name != wanted or profile.device is not None:
         raise InvalidProfile(
@@ -217,12 +217,7 @@ def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profi
             hint="build them with `aot kernel build`",
         )
     fleet_rows.insert_profile(profile, now=now, session=session)
-    return profiles.get_profile(profile.name, session)
-
-
-def _nobody_ran(manifest: Manifest, session: Session) -> bool:
-    """True where its builder says that it has not run, and no worker is of its profile."""
-    return bool(manifest.qualification.not_run) and not profiles.is_held(manifest.profile.name, session)
+    return profiles.get_profile(profile.name, now=now, session=session)
 
 
 def _require_current(manifest: Manifest, profile: Profile) -> None:
@@ -245,15 +240,16 @@ def _find_equal(manifest: Manifest, session: Session) -> BundleRow | None:
     return min(equal, key=lambda row: row.state is not BundleState.LIVE, default=None)
 
 
-def _pushed_before(row: BundleRow, *, more: tuple[Tag, ...], now: datetime, session: Session) -> PublishReply:
+def _pushed_before(
+    row: BundleRow, spec: Spec, *, more: tuple[Tag, ...], now: datetime, session: Session
+) -> PublishReply:
     if row.state is BundleState.PENDING:
         build = build_rows.find_live_requalify(row.digest, session)
         if build is not None:
             builds.add_tags(build, more, session=session)
         return PublishReply(bundle=row.digest, state=row.state, build=build.id if build else None)
     tags.require_live(row)
-    for tag in more:
-        tags.put(tag, bundle=row, now=now, session=session)
+    put_tags_again(more, bundle=row, spec=spec, now=now, session=session)
     return PublishReply(bundle=row.digest, state=row.state, build=row.build)
 
 
@@ -306,8 +302,8 @@ def insert(
     )
     inserted = rows.insert_bundle(
         row,
-        artifacts=_artifacts(received),
-        files=_files(received),
+        artifacts=artifacts_of(received),
+        files=files_of(received),
         kernels=kernels.rows_of(received.digest, manifest),
         guards=guards.rows_of(received.digest, manifest),
         session=session,
@@ -315,43 +311,3 @@ def insert(
     if not inserted:
         raise Conflict(f"the bundle {received.digest} exists already", hint="its digest is that of its manifest")
     return row
-
-
-def worst_speedup(artifacts: Sequence[Artifact]) -> float | None:
-    """Eager median over compiled median at the point where it is least; None where nothing was measured."""
-    speeds = (speed for artifact in artifacts for speed in artifact.speeds)
-    ratios = [speed.ratio for speed in speeds if speed.compiled.p50_us > 0 and speed.eager.p50_us > 0]
-    worst = max(ratios, default=0.0)
-    return 1 / worst if worst > 0 else None
-
-
-def _artifacts(received: Received) -> list[ArtifactRow]:
-    return [
-        ArtifactRow(
-            bundle=received.digest,
-            position=position,
-            region=artifact.region,
-            route=artifact.route,
-            capability=artifact.capability,
-            torch=received.manifest.profile.toolchain.torch,
-            coverage=describe_coverage(artifact),
-        )
-        for position, artifact in enumerate(received.manifest.artifacts)
-    ]
-
-
-def _files(received: Received) -> list[ArtifactBlobRow]:
-    manifest = received.manifest
-    owned = [(index, file) for index, artifact in enumerate(manifest.artifacts) for file in artifact.files]
-    owned += [(canary.artifact, file) for canary in manifest.canaries for file in canary.expected]
-    return [
-        ArtifactBlobRow(
-            bundle=received.digest,
-            position=position,
-            artifact=artifact,
-            path=file.path,
-            digest=file.digest,
-            size_bytes=file.size_bytes,
-        )
-        for position, (artifact, file) in enumerate(owned)
-    ]

@@ -11,7 +11,6 @@ from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.wire.workers import (
     ProfileListing,
-    ProfileView,
     RegisterReply,
     RegisterRequest,
     Scope,
@@ -21,7 +20,7 @@ from aot.schema.wire.workers import (
 from registry.db import builds as build_rows
 from registry.db import fleet as rows
 from registry.db import queue
-from registry.services import waiting
+from registry.services import profiles, waiting
 from registry.services.tokens import Principal
 
 MOST_PROFILES = 16
@@ -82,15 +81,10 @@ def list_workers(*, by: Principal, live_since: datetime, session: Session) -> Wo
     )
 
 
-def list_profiles(*, live_since: datetime, session: Session) -> ProfileListing:
+def list_profiles(*, live_since: datetime, now: datetime, session: Session) -> ProfileListing:
     live = rows.live_profiles(session, seen_since=live_since)
     queued = build_rows.queued_by_profile(session)
-    return ProfileListing(
-        profiles=tuple(
-            ProfileView(profile=profile, live_workers=live.get(profile.name, 0), queued=queued.get(profile.name, 0))
-            for profile in rows.list_profiles(session)
-        )
-    )
+    return ProfileListing(profiles=tuple(profiles.list_views(live=live, queued=queued, now=now, session=session)))
 
 
 def _put_profile(profile: Profile, *, worker: Name, live_since: datetime, now: datetime, session: Session) -> None:

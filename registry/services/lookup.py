@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy.orm import Session
 
@@ -108,14 +109,15 @@ def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, reader: ho
     return tuple(known[blob] for blob in dict.fromkeys(wanted))
 
 
-def find(request: FindRequest, *, by: Principal, session: Session) -> FindReply:
+def find(request: FindRequest, *, by: Principal, now: datetime, session: Session) -> FindReply:
     """For each spec its key, and the live bundle or the live build that answers it.
 
     What lies in a namespace that `by` may not read is not found. Raises ProfileNotFound naming the known ones.
     """
     if len(request.specs) > MOST_SPECS:
         raise InvalidInput(f"wanted at most {MOST_SPECS} specs, found {len(request.specs)}", hint="ask several times")
-    profiles = {name: get_profile(name, session) for name in dict.fromkeys(spec.profile for spec in request.specs)}
+    names = dict.fromkeys(spec.profile for spec in request.specs)
+    profiles = {name: get_profile(name, now=now, session=session) for name in names}
     asked = []
     for spec in request.specs:
         factors = factors_of(spec, profiles[spec.profile])

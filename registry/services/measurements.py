@@ -21,12 +21,12 @@ MOST_BYTES = 64 << 20
 
 
 def check(measurements: Blob | None) -> tuple[Blob, ...]:
-    """The blob, if any, as one of those that a publish needs. Raises InvalidInput for one that is too large."""
+    """The blob, if any, as one of those that a publish needs. Raises InvalidInput for an empty or too large one."""
     if measurements is None:
         return ()
     if not 0 < measurements.size_bytes <= MOST_BYTES:
         raise InvalidInput(
-            f"measurements of {measurements.size_bytes} bytes; wanted at most {MOST_BYTES}",
+            f"measurements of {measurements.size_bytes} bytes; wanted 1 to {MOST_BYTES}",
             hint="publish without them: later builds measure again",
         )
     return (measurements,)

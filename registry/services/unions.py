@@ -4,12 +4,13 @@ Several pods write back at once, and each pushes what it had restored with what 
 has to hold what the first has brought; a worker that is told TagMoved joins them and publishes again.
 """
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from aot.errors import TagMoved
+from aot.errors import Conflict, TagMoved
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Tag
@@ -27,10 +28,23 @@ def is_union(spec: Spec) -> bool:
 
 
 def put_tags(wanted: Sequence[Tag], *, bundle: BundleRow, spec: Spec, now: datetime, session: Session) -> None:
-    """Let the tags stand for `bundle`, proven for `spec`. Raises TagMoved where a union would lose entries."""
+    """Let the tags stand for `bundle`, proven for `spec`.
+
+    Raises TagMoved where a union would lose entries, and Conflict where it would take the place of what was withdrawn.
+    """
     put = _put if is_union(spec) else tags.put
     for tag in wanted:
         put(tag, bundle=bundle, now=now, session=session)
+
+
+def put_tags_again(wanted: Sequence[Tag], *, bundle: BundleRow, spec: Spec, now: datetime, session: Session) -> None:
+    """Let the tags stand for `bundle`, live already and pushed once more with `spec`.
+
+    A tag that stands for what a union lacks stays where it is: others have written back since.
+    """
+    for tag in wanted:
+        with contextlib.suppress(Conflict):
+            put_tags((tag,), bundle=bundle, spec=spec, now=now, session=session)
 
 
 def _put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> None:
@@ -46,10 +60,18 @@ def _put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> Non
 
 
 def _fault(before: Digest, union: BundleRow, session: Session) -> str | None:
-    """Why the union cannot take the place of the bundle `before`; None where it has all that is there."""
+    """Why the union cannot take the place of the bundle `before`; None where it has all that is there.
+
+    Raises Conflict for a bundle that is not live: no worker can join with it, however often it is told to.
+    """
     row = find_bundle(before, session)
     if row is None or row.state is not BundleState.LIVE:
-        return "that is no live bundle"
+        state = row.state if row is not None else "gone"
+        raise Conflict(
+            f"{union.namespace}/{union.name} is tagged with {before}, which is {state}: a union does not replace it",
+            hint="let the tag stand for a live bundle of that profile, and write back again",
+            details={"found": before},
+        )
     old, new = decode_manifest(row.manifest), decode_manifest(union.manifest)
     if not isinstance(old.spec.source, CommandSource) or old.spec.source.tree != _tree_of(new):
         return "that is another program"

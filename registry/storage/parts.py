@@ -2,7 +2,8 @@
 
 Such bytes come to a place of their own namespace (`Incoming`), where no other namespace's come, and become the blob by
 a copy inside the store once the registry has hashed them. So one tenant can neither spoil the upload of another nor
-write over what is proven, whatever conditions the store ignores.
+write over what is proven, whatever conditions the store ignores: where a copy is not bound to the version that was
+hashed (`KeepsIncoming.binds_copies`), it is hashed once more in its place, to which nobody has a link.
 
 A link of a blob over `largest_put_bytes` lists the parts that are missing; where an earlier upload of the same blob by
 the same namespace was interrupted, that is the rest of it. Nobody has to say that the last part has arrived: whoever
@@ -55,16 +56,20 @@ class Incoming(Protocol):
         """
 
     def open(self, digest: Digest) -> tuple[BinaryIO, str]:
-        """A stream over what has arrived, for the caller to close, and its version. Raises BlobNotFound."""
+        """A stream over what has arrived, for the caller to close, and its version. Raises BlobNotFound.
+
+        So does the stream once it is another version.
+        """
 
     def adopt(self, blob: Blob, *, version: str, seconds: float) -> bool | None:
         """Copy that version to where blobs are. None: not all of it yet, call again; False: it is another version.
 
-        One call begins nothing after so many seconds.
+        One call begins nothing after so many seconds. Without `KeepsIncoming.binds_copies` it may be another version
+        in spite of True.
         """
 
-    def discard(self, digest: Digest) -> None:
-        """Remove what has arrived whole. Safe to repeat."""
+    def discard(self, digest: Digest, *, version: str | None = None) -> None:
+        """Remove what has arrived whole, unless another version than `version` is seen there. Safe to repeat."""
 
 
 @runtime_checkable
@@ -72,6 +77,10 @@ class KeepsIncoming(Protocol):
     """Every method raises StorageUnavailable and InvalidConfig as BlobStore."""
 
     largest_put_bytes: int
+
+    @property
+    def binds_copies(self) -> bool:
+        """Whether `Incoming.adopt` copies the version that it is told, or nothing."""
 
     def incoming_of(self, namespace: Namespace) -> Incoming: ...
 

@@ -140,6 +140,10 @@ class S3BlobStore:
 
     # Bytes that were not compared (`registry.storage.parts`)
 
+    @property
+    def binds_copies(self) -> bool:
+        return self._copies.bound
+
     def incoming_of(self, namespace: Namespace) -> S3Incoming:
         return S3Incoming(
             namespace,
@@ -181,7 +185,10 @@ class S3BlobStore:
     # Finding out
 
     def probe(self) -> None:
-        """Find out whether this store refuses wrong checksums and overwriting, with one object that is removed."""
+        """Find out whether this store refuses wrong checksums, overwriting, and copies of another version.
+
+        With one object and perhaps its copy, which are removed.
+        """
         key = f"{self._prefix}probe/{secrets.token_hex(8)}"
         wrong = _base64_of(Digest.of(b"another probe"))
         with translated(f"write to bucket {self._bucket}"):
@@ -189,9 +196,11 @@ class S3BlobStore:
                 self.enforces_checksum = self._refuses(key, _WRONG_CHECKSUM, ChecksumSHA256=wrong)
                 self._client.put_object(Bucket=self._bucket, Key=key, Body=b"probe", **self._encryption)
                 self.creates_if_absent = self._refuses(key, {"PreconditionFailed"}, IfNoneMatch="*")
+                self._copies.probe(key, to=f"{key}-copy")
             finally:
-                with contextlib.suppress(ClientError, BotoCoreError):
-                    self._client.delete_object(Bucket=self._bucket, Key=key)
+                for one in (key, f"{key}-copy"):
+                    with contextlib.suppress(ClientError, BotoCoreError):
+                        self._client.delete_object(Bucket=self._bucket, Key=one)
 
     def _refuses(self, key: str, codes: set[str], **bound: str) -> bool:
         try:

@@ -47,10 +47,15 @@ def code_of(error: ClientError) -> str:
     return str(error.response["Error"]["Code"])
 
 
+def is_passing(error: ClientError) -> bool:
+    """The same request may be answered later."""
+    return status_of(error) >= 500 or status_of(error) == 429 or code_of(error) in BUSY
+
+
 def _translated_answer(error: ClientError, wish: str) -> AotError:
     code, status = code_of(error), status_of(error)
     message = f"could not {wish}: {code}"
-    if status >= 500 or status == 429 or code in BUSY:
+    if is_passing(error):
         return StorageUnavailable(message, hint="the object store is busy or away")
     if code == "RequestTimeTooSkewed":
         return InvalidConfig(message, hint="the clocks of this host and of the object store differ: set both by NTP")
@@ -63,7 +68,8 @@ def _translated_answer(error: ClientError, wish: str) -> AotError:
 class ResumedBody(io.RawIOBase):
     """The stream of one object; a connection that breaks is taken up where it ended.
 
-    `begin` opens the object from a byte on and returns the stream and how many bytes are left in it.
+    `begin` opens the object from a byte on and returns the stream and how many bytes are left in it. So many breaks in
+    a row as REOPENED are borne; whatever comes between two ends the row, since a blob of hours sees many.
     """
 
     def __init__(self, begin: Callable[[int], tuple[Any, int]], digest: Digest) -> None:
@@ -93,6 +99,7 @@ class ResumedBody(io.RawIOBase):
             buffer[: len(chunk)] = chunk
             self._position += len(chunk)
             self._left -= len(chunk)
+            self._failures = 0
             return len(chunk)
         return 0
 

@@ -1,5 +1,7 @@
 """Copies inside an S3 bucket, bound to one version of what is copied. Large ones go in parts, over several calls.
 
+Stores differ in what they make of that condition: `probe` tries it, and `bound` tells.
+
 How far a large copy has come is this process's own knowledge: after a restart it begins again, and retention gives up
 what was left open.
 """
@@ -7,22 +9,24 @@ what was left open.
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
 from aot.schema.spec import Blob
-from registry.storage.place import GIB, MIB
-from registry.storage.s3_answers import code_of, status_of, translated
+from registry.storage.place import MIB
+from registry.storage.s3_answers import code_of, is_passing, status_of, translated
 
-# S3 copies 5 GiB in one request, which takes it longer than a connection should be silent.
-LARGEST_COPY_BYTES = GIB
+# S3 copies 5 GiB in one request, which takes it longer than a connection may be silent (`read_timeout`).
+LARGEST_COPY_BYTES = 256 * MIB
 PART_BYTES = 256 * MIB
 AT_ONCE = 4
 _UNKNOWN_HEADER = {"NotImplemented", "InvalidArgument", "InvalidRequest"}
 # The version is not there any more, nor anything else.
 _OTHER_VERSION = (404, 412)
+_NO_VERSION = f'"{"0" * 32}"'
 
 
 class _Wish(NamedTuple):
@@ -52,7 +56,25 @@ class S3Copies:
         self._encryption = dict(encryption)
         self.largest_copy_bytes = largest_copy_bytes
         self.part_bytes = part_bytes
+        self.bound = False
         self._going: dict[_Wish, _Going] = {}
+
+    def probe(self, source: str, *, to: str) -> None:
+        """Find out whether this store refuses to copy another version of `source`, whole and in parts.
+
+        Where it does not, `to` exists then. Any other refusal counts as none: what is copied is hashed again.
+        """
+        place = {"Bucket": self._bucket, "Key": to}
+        other = {"CopySource": {"Bucket": self._bucket, "Key": source}, "CopySourceIfMatch": _NO_VERSION}
+        with translated(f"copy in bucket {self._bucket}"), suppress(ClientError):
+            if _refuses(self._client.copy_object, **place, **other, **self._encryption):
+                upload = self._client.create_multipart_upload(**place, **self._encryption)["UploadId"]
+                try:
+                    self.bound = _refuses(
+                        self._client.upload_part_copy, **place, **other, UploadId=upload, PartNumber=1
+                    )
+                finally:
+                    self._client.abort_multipart_upload(**place, UploadId=upload)
 
     def copy(self, blob: Blob, source: str, *, to: str, version: str, seconds: float) -> bool | None:
         """True once it is there; None after so many seconds, the next call goes on; False for another version."""
@@ -64,7 +86,8 @@ class S3Copies:
                 place = {"Bucket": self._bucket, "Key": to}
                 self._bound(self._client.copy_object, wish, **place, **self._encryption)
             except ClientError as error:
-                self._going.pop(wish, None)  # what was begun is given up by retention
+                if not is_passing(error):  # else the next call goes on with the parts that are there
+                    self._going.pop(wish, None)  # what was begun is given up by retention
                 if status_of(error) in _OTHER_VERSION:
                     return False
                 raise
@@ -105,6 +128,17 @@ class S3Copies:
         try:
             return call(CopySource=source, CopySourceIfMatch=wish.version, **parameters)
         except ClientError as error:
-            if code_of(error) not in _UNKNOWN_HEADER:
+            if self.bound or code_of(error) not in _UNKNOWN_HEADER:
                 raise
         return call(CopySource=source, **parameters)
+
+
+def _refuses(call: Any, **parameters: Any) -> bool:
+    """Whether the condition does not hold for the store. Raises ClientError for every other refusal."""
+    try:
+        call(**parameters)
+    except ClientError as error:
+        if status_of(error) == 412:
+            return True
+        raise
+    return False

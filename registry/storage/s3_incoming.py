@@ -56,15 +56,19 @@ class S3Incoming:
 
         def begin(position: int) -> tuple[Any, int]:
             nonlocal version
+            same = {"IfMatch": version} if version else {}
             ranged = {"Range": f"bytes={position}-"} if position else {}
             with translated(f"read {key} from bucket {self.bucket}"):
                 try:
-                    answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
+                    answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged, **same)
                 except ClientError as error:
-                    if status_of(error) == 404:
-                        raise BlobNotFound(f"nothing has arrived for {digest}", hint="upload it first") from error
+                    if status_of(error) in (404, 412):
+                        raise _not_arrived(digest) from error
                     raise
-            version = version or str(answer["ETag"])
+            if version and str(answer["ETag"]) != version:  # a store that ignores the condition
+                answer["Body"].close()
+                raise _not_arrived(digest)
+            version = str(answer["ETag"])
             return answer["Body"], int(answer["ContentLength"])
 
         body = ResumedBody(begin, digest)
@@ -76,12 +80,15 @@ class S3Incoming:
         if not done:
             return done
         found = self._head(key)
-        # Asked again: a store that ignores the condition has copied whatever lay there.
+        # Asked again: a store that ignores the condition has copied whatever lay there, if only for a moment.
         return found is not None and str(found["ETag"]) == version
 
-    def discard(self, digest: Digest) -> None:
+    def discard(self, digest: Digest, *, version: str | None = None) -> None:
+        key = self._key(digest)
+        if version is not None and ((found := self._head(key)) is None or str(found["ETag"]) != version):
+            return
         with translated(f"delete what came for {digest} from bucket {self.bucket}"):
-            self.client.delete_object(Bucket=self.bucket, Key=self._key(digest))
+            self.client.delete_object(Bucket=self.bucket, Key=key)
 
     def _head(self, key: str) -> dict[str, Any] | None:
         with translated(f"look for {key} in bucket {self.bucket}"):
@@ -94,6 +101,10 @@ class S3Incoming:
 
     def _key(self, digest: Digest) -> str:
         return key_of(f"{incoming_prefix(self.prefix)}{self.namespace}/", digest)
+
+
+def _not_arrived(digest: Digest) -> BlobNotFound:
+    return BlobNotFound(f"nothing has arrived for {digest}, or it is another version now", hint="upload it first")
 
 
 def key_of(prefix: str, digest: Digest) -> str:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from aot.errors import BlobNotFound
 from aot.schema.names import Namespace
@@ -187,6 +188,77 @@ def test_what_changed_after_it_was_hashed_is_not_adopted(store: S3BlobStore) -> 
     assert mine(store).adopt(BLOB, version=version, seconds=60) is False
     assert adopted(mine(store))
     assert read(store, BLOB) == CONTENT
+
+
+def test_what_came_since_is_not_discarded_in_its_place(store: S3BlobStore) -> None:
+    put_all(mine(store), bytes(len(CONTENT)))
+    _, wrong = opened(mine(store))
+    mine(store).discard(BLOB.digest)
+    mine(store).discard(BLOB.digest, version=wrong)
+    put_all(mine(store))
+    mine(store).discard(BLOB.digest, version=wrong)
+    content, version = opened(mine(store))
+    assert content == CONTENT
+    mine(store).discard(BLOB.digest, version=version)
+    assert list(store.arrivals()) == []
+
+
+@pytest.mark.parametrize("knows_conditions", [True, False])
+def test_a_stream_that_is_taken_up_does_not_go_on_with_another_version(
+    store: S3BlobStore, monkeypatch: pytest.MonkeyPatch, knows_conditions: bool
+) -> None:
+    put_all(mine(store))
+    get = store._client.get_object
+
+    class Cut:
+        def read(self, size: int) -> bytes:
+            raise ConnectionResetError("cut")
+
+        def close(self) -> None: ...
+
+    def cut(**parameters: Any) -> Any:
+        return get(**parameters) | {"Body": Cut()}
+
+    asked: list[str] = []
+
+    def again(**parameters: Any) -> Any:
+        asked.append(parameters["IfMatch"] if knows_conditions else parameters.pop("IfMatch"))
+        return get(**parameters)
+
+    monkeypatch.setattr(store._client, "get_object", cut)
+    stream, version = mine(store).open(BLOB.digest)
+    monkeypatch.setattr(store._client, "get_object", again)
+    mine(store).discard(BLOB.digest)
+    put_all(mine(store), bytes(len(CONTENT)))
+    with stream, pytest.raises(BlobNotFound, match="another version"):
+        stream.read()
+    assert asked == [version]
+
+
+@pytest.mark.parametrize("knowing", [(), ("copy_object",), ("copy_object", "upload_part_copy")])
+def test_whether_copies_are_bound_to_a_version_was_tried(
+    place: S3Place, store: S3BlobStore, monkeypatch: pytest.MonkeyPatch, knowing: tuple[str, ...]
+) -> None:
+    assert not store.binds_copies, "neither imitation knows the condition"
+    for name in knowing:
+        monkeypatch.setattr(store._client, name, honouring(store, name))
+    store.probe()
+    assert store.binds_copies == (len(knowing) == 2)
+    left = s3_client(place.endpoint or "").list_objects_v2(Bucket=place.bucket)
+    assert (left.get("Contents", []), list(store._parts.begun(""))) == ([], [])
+
+
+def honouring(store: S3BlobStore, name: str) -> Any:
+    """The call, as a store answers it that compares the version of what it copies."""
+    call, head = getattr(store._client, name), store._client.head_object
+
+    def compared(**given: Any) -> Any:
+        if head(**given["CopySource"])["ETag"] != given["CopySourceIfMatch"]:
+            answer: Any = {"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": {"HTTPStatusCode": 412}}
+            raise ClientError(answer, name)
+        return call(**given)
+
+    return compared
 
 
 def test_a_copy_in_parts_goes_on_where_its_time_ended(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

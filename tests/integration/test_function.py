@@ -43,7 +43,11 @@ def bundle() -> StoredBundle:
 def program() -> Program:
     _, source = functions.head()
     assert source.tree is not None
-    return open_factory(source.tree, source.entry)
+    sys.modules.pop("model", None)  # of another source, which another file may have opened in this process
+    try:
+        return open_factory(source.tree, source.entry)
+    finally:
+        sys.path.remove(str(source.tree))
 
 
 def load(bundle: StoredBundle, module: torch.nn.Module) -> CompiledModel:

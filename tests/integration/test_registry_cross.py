@@ -1,20 +1,26 @@
 """Code for a CPU that no worker has: pending with the reason, live by a proof on such a CPU alone."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from aot.errors import BundleNotFound, Conflict, ProfileNotFound, QualificationFailed
-from aot.pipeline.cross import nothing_proven
+from aot.pipeline.cross import find_cross_profile, nothing_proven
 from aot.schema.artifact import CodeFacts
 from aot.schema.capability import Capability
 from aot.schema.manifest import Manifest
+from aot.schema.names import Name
 from aot.schema.profile import AMX, CPU_TARGETS, Profile
 from aot.schema.spec import Spec
 from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.bundles import FindRequest
+from registry.db import fleet as fleet_rows
+from registry.db.models import ProfileRow
+from registry.services.profiles import put_cpu_target
 from tests.builders import a_manifest, a_node, a_profile, a_qualification, a_spec, a_toolchain, an_artifact
 from tests.commands import a_shell
 from tests.service import Service, a_service
@@ -125,6 +131,63 @@ def test_the_registrys_workers_decide_the_toolchain(service: Service) -> None:
         service.push(unrun(a_target(toolchain=newer)))
 
 
+def test_client_and_registry_agree_on_a_target_that_only_a_push_made_known(service: Service) -> None:
+    newer = a_toolchain(torch="2.14.0+cpu")
+    service.push(unrun())
+    service.register(*(a_target(f"cpu-x86-64-{level}", toolchain=newer) for level in ("v4", "v3")))
+    views = service.call("list_profiles").profiles
+    assert [(view.profile.name, view.held) for view in views if not view.held] == [(NAME, False)]
+    node = a_node(cpu=V4, cpu_features=())
+    assert find_cross_profile(NAME, views, node=node) == a_target(toolchain=newer)
+    assert service.push(unrun(a_target(toolchain=newer))).state is BundleState.PENDING
+
+
+def test_workers_that_were_not_seen_for_long_decide_no_toolchain(service: Service) -> None:
+    service.register(a_target(toolchain=a_toolchain(torch="2.12.0+cpu")), worker="worker-2")
+
+    def seen_again() -> tuple[str, bool]:
+        service.register(a_target("cpu-x86-64-v4"))
+        [view] = [view for view in service.call("list_profiles").profiles if view.profile.name == NAME]
+        return view.profile.toolchain.torch, view.held
+
+    service.clock.advance(timedelta(days=29).total_seconds())
+    assert seen_again() == ("2.12.0+cpu", True)
+    service.clock.advance(timedelta(days=2).total_seconds())
+    assert seen_again() == ("2.13.0+cpu", False)
+    reply = service.push(unrun())
+    assert service.call("get_build", build=reply.build).waiting == REASON
+    # Where nobody at all was seen for long, what was known stays.
+    service.clock.advance(timedelta(days=31).total_seconds())
+    assert service.call("find", FindRequest(specs=(a_spec(profile="cpu-x86-64-v4"),))).targets
+
+
+@pytest.mark.parametrize("known_before", [False, True])
+def test_a_worker_that_registers_while_its_target_is_pushed_says_what_it_is(
+    service: Service, monkeypatch: pytest.MonkeyPatch, known_before: bool
+) -> None:
+    if known_before:
+        service.push(unrun())
+    theirs = a_target(toolchain=a_toolchain(compiler="g++ 14.2.0"))
+    lock = fleet_rows.lock_profile
+    others: list[Profile] = [theirs]
+
+    def slow(name: Name, session: Session) -> ProfileRow | None:
+        # The other transaction had the row, and has ended: now it is ours.
+        now = service.clock()
+        while others:
+            offered = others.pop()
+            if not fleet_rows.insert_profile(offered, now=now, session=session):
+                session.get_one(ProfileRow, name).profile = offered
+            fleet_rows.put_worker(Name("worker-2"), [name], now=now, session=session)
+        return lock(name, session)
+
+    monkeypatch.setattr(fleet_rows, "lock_profile", slow)
+    with service.deps.sessions.transaction() as session:
+        assert put_cpu_target(Name(NAME), now=service.clock(), session=session) == theirs
+    [view] = [view for view in service.call("list_profiles").profiles if view.profile.name == NAME]
+    assert view.profile == theirs and view.held
+
+
 @pytest.mark.parametrize(
     "profile",
     [a_target(threads=4), a_profile("cpu-mine", capability=AMX), a_profile(NAME, capability="cpu:x86-64-v4+amx_tile")],
@@ -147,6 +210,7 @@ def test_the_commands_tell_of_it(tmp_path: Path) -> None:
         for command in (("explain", "alone"), ("matrix", "alone", "--hosts", "no-gpu")):
             ran = shell.aot(*command)
             assert ran.code == 7 and nothing_live in ran.err
+            assert f"once a worker of {NAME} has proven it: start one" in ran.err
         shell.service.published(a_spec(profile="cpu-x86-64-v4"), tags=("latest",))
         reply = pushed(shell.service)
         [row] = [line for line in shell.aot("ls", "mini").lines if NAME in line]

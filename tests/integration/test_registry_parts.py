@@ -3,7 +3,9 @@
 import hashlib
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import boto3
 import msgspec
@@ -18,7 +20,13 @@ from aot.schema.names import Namespace
 from aot.schema.spec import Blob, Spec
 from aot.schema.wire.blobs import Link, OpenUploadsRequest
 from aot.schema.wire.builds import SubmitRequest
+from registry.db import blobs as rows
+from registry.deps import Deps
+from registry.services import arrivals
+from registry.services.arrivals import settle_arrival
+from registry.services.hashing import Hashing
 from registry.services.retention import plan, retain
+from registry.storage.parts import Arrival
 from registry.storage.place import MIB
 from registry.storage.s3 import S3BlobStore
 from tests.builders import BYTES, a_profile, a_spec
@@ -190,6 +198,114 @@ def test_where_the_store_compares_nothing_a_link_that_still_works_writes_over_no
         assert stream.read() == right
 
 
+RIGHT, WRONG = b"right" * 20, b"wrong" * 20
+SMALL = Blob(digest=Digest.of(RIGHT), size_bytes=len(RIGHT))
+
+
+def arrive(service: Service, content: bytes, *, namespace: Namespace = DEFAULT) -> Arrival:
+    """What a PUT through a link of the namespace does."""
+    store = store_of(service)
+    incoming = store.incoming_of(namespace)
+    store._client.put_object(Bucket=incoming.bucket, Key=incoming._key(SMALL.digest), Body=content)
+    return Arrival(digest=SMALL.digest, namespace=namespace, arrived_at=service.clock())
+
+
+@pytest.fixture
+def trusting(service: Service) -> Service:
+    """In front of a store that compares no checksum, and no version of what it copies."""
+    store_of(service).enforces_checksum = False
+    assert not store_of(service).binds_copies
+    for namespace in (DEFAULT, OTHER):
+        service.call("open_uploads", OpenUploadsRequest(namespace=namespace, blobs=(SMALL,)))
+    return service
+
+
+def swap_while_copied(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other namespace puts wrong bytes just before its upload is copied, and the right ones back at once."""
+    copy = store_of(service)._client.copy_object
+
+    def swapped(**given: Any) -> Any:
+        if f"/{OTHER}/" not in given["CopySource"]["Key"]:
+            return copy(**given)
+        arrive(service, WRONG, namespace=OTHER)
+        done = copy(**given)
+        arrive(service, RIGHT, namespace=OTHER)
+        return done
+
+    monkeypatch.setattr(store_of(service)._client, "copy_object", swapped)
+
+
+def settle(arrival: Arrival, deps: Deps) -> bool:
+    return settle_arrival(arrival, deps, seconds=60)
+
+
+def test_bytes_that_were_swapped_while_they_were_copied_are_never_stored(
+    trusting: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_while_copied(trusting, monkeypatch)
+    assert not settle(arrive(trusting, RIGHT, namespace=OTHER), trusting.deps)
+    assert trusting.deps.store.stat(SMALL.digest) is None
+    with trusting.deps.sessions.reading() as session:
+        assert rows.find_pending(SMALL.digest, session) is not None
+    trusting.clock.advance(1)
+    assert settle(arrive(trusting, RIGHT), trusting.deps)
+    with trusting.deps.store.open(SMALL.digest) as stream:
+        assert stream.read() == RIGHT
+
+
+@pytest.mark.parametrize("another_has", ["stored it", "copied it"])
+def test_a_slow_sweeper_copies_nothing_over_what_another_has_copied(
+    trusting: Service, monkeypatch: pytest.MonkeyPatch, another_has: str
+) -> None:
+    swap_while_copied(trusting, monkeypatch)
+    right, theirs = arrive(trusting, RIGHT), arrive(trusting, RIGHT, namespace=OTHER)
+    hash_ = trusting.deps.hashing.hash
+
+    def slow(*given: Any, **named: Any) -> Any:
+        hashed = hash_(*given, **named)
+        monkeypatch.setattr(trusting.deps.hashing, "hash", hash_)
+        trusting.clock.advance(1)
+        if another_has == "copied it":  # and the rest later
+            monkeypatch.setattr(arrivals, "_settle_copy", lambda *given, **named: False)
+        assert settle(right, replace(trusting.deps, hashing=Hashing())) == (another_has == "stored it")
+        return hashed
+
+    monkeypatch.setattr(trusting.deps.hashing, "hash", slow)
+    assert not settle(theirs, trusting.deps)
+    with trusting.deps.store.open(SMALL.digest) as stream:
+        assert stream.read() == RIGHT
+    assert trusting.sweep().hashed == (another_has == "copied it")
+    with trusting.deps.store.open(SMALL.digest) as stream:
+        assert stream.read() == RIGHT
+
+
+def test_a_copy_that_nobody_has_hashed_yet_is_hashed_before_another_is_made(
+    trusting: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(arrivals, "_settle_copy", lambda *given, **named: False)
+        assert not settle(arrive(trusting, RIGHT), trusting.deps)
+    swap_while_copied(trusting, monkeypatch)
+    assert settle(arrive(trusting, RIGHT, namespace=OTHER), trusting.deps)
+    with trusting.deps.store.open(SMALL.digest) as stream:
+        assert stream.read() == RIGHT
+
+
+def test_a_slow_sweeper_removes_nothing_that_came_since(trusting: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = arrive(trusting, WRONG)
+    hash_ = trusting.deps.hashing.hash
+
+    def slow(*given: Any, **named: Any) -> Any:
+        hashed = hash_(*given, **named)
+        arrive(trusting, RIGHT)
+        return hashed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trusting.deps.hashing, "hash", slow)
+        assert not settle(wrong, trusting.deps)
+    assert settle(wrong, trusting.deps)
+
+
 def test_what_arrived_and_became_no_blob_is_removed_after_the_grace_period(service: Service, tmp_path: Path) -> None:
     put(service, tmp_path / "file", namespace=OTHER)
     put(service, tmp_path / "file")
@@ -215,6 +331,7 @@ def test_a_large_blob_is_hashed_over_passes_and_leases_run_out_between_them(
     service.claim("cpu-v3")
     service.clock.advance(DAY / 24)
     monkeypatch.setattr("registry.services.sweep.SLICE_SECONDS", -1.0)
+    store_of(service)._copies.bound = True  # else the copy is read as well
     put(service, tmp_path / "file")
     swept = [service.sweep()]
     assert (swept[0].hashed, swept[0].expired) == (0, (build.id,))

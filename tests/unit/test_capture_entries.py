@@ -1,6 +1,7 @@
 """Entries without what differs each time they are made, what they say of graphs, and how many ranks they are for."""
 
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from aot.capture.collect import Collected, collect
 from aot.capture.entries import Kind, graph_of, kind_of
 from aot.capture.pickled import name_of, source_of, stripped
 from aot.capture.pins import effective_environment
+from aot.capture.plain import read_plain
 from aot.capture.processes import world_size_of
-from aot.capture.record import artifact_of, with_new
+from aot.capture.record import MOST_GRAPHS, artifact_of, captured, command_source, with_new
 from aot.capture.restore import restore
-from aot.capture.shapes import describe_program
+from aot.capture.shapes import describe_program, graphs_in
 from aot.capture.union import Base, with_bases
 from aot.capture.units import used_of
 from aot.cli.bundles import artifact_lines
@@ -20,9 +22,12 @@ from aot.schema.artifact import Artifact
 from aot.schema.decision import Accepted, Rejected
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
+from aot.schema.spec import File
 from aot.select import judge_guards
-from tests.builders import a_node, a_profile, an_environment
+from tests.builders import a_node, a_profile, altered, an_environment
 
+GRAPH = "inductor/fxgraph/ab/key/one"
+TABLE = "triton/KEY/__grp__add.json"
 KEY_PART = f"[{'a2' * 26}] fx_kwargs[get_decomp_fn]: <function table at %s>"
 PROGRAM = """\
 # AOT ID: ['3_forward']
@@ -93,6 +98,43 @@ def test_what_torch_does_not_write_is_left_alone(content: bytes) -> None:
     assert stripped(content) == content
 
 
+def test_a_number_that_is_no_time_is_left_alone() -> None:
+    """Rounding it would take its length in steps, each of its length."""
+    longest = (1 << 63) - 1
+    for number, stays in ((longest, False), (longest + 1, True), (1 << 10_000, True)):
+        found = pickle.loads(stripped(an_entry(nanoseconds=number)))["_time_taken_ns"]
+        assert (found == number) is stays and found >= number
+
+
+def test_what_is_longer_than_any_entry_of_torchs_is_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, read = an_entry(), []
+    caches = write(tmp_path / "caches", **{GRAPH: content, TABLE: f"{tmp_path}/caches".encode() * 9})
+
+    def noting(*at: object, **most: int) -> bytes:
+        read.append(most)
+        return read_plain(*at, **most)
+
+    for module in ("collect", "shapes"):
+        monkeypatch.setattr(f"aot.capture.{module}.read_plain", noting)
+    for module in ("collect", "shapes", "pickled"):
+        monkeypatch.setattr(f"aot.capture.{module}.MOST_BYTES", 100)
+    assert stripped(content) == content and source_of(content) is None
+    found = collect(caches, scratch=tmp_path / "scratch")
+    assert [found.paths[entry.digest] for entry in found.entries] == [caches / GRAPH, caches / TABLE]
+    assert graphs_in(found) == ("key graph: unknown inputs",)
+    assert len(read) == 4 and all(most == {"most_bytes": 101} for most in read)
+
+
+def test_a_program_that_is_no_text_is_none(tmp_path: Path) -> None:
+    """A pickle holds what UTF-8 does not, and so does a file's name."""
+    caches = write(tmp_path / "caches", **{GRAPH: an_entry(more="\ud800"), "inductor/ab/\udcff.py": b"x"})
+    found = collect(caches, scratch=tmp_path / "scratch")
+    assert source_of(an_entry(more="\ud800")) is None and graphs_in(found) == ("key graph: unknown inputs",)
+    command_source(("python", "train.py"), found.entries)
+
+
 def test_nothing_of_an_entry_is_run() -> None:
     hostile = b"\x80\x04cos\nsystem\n(\x8c\x04true\x85R."
     assert stripped(hostile) == hostile and source_of(hostile) is None
@@ -158,6 +200,28 @@ def test_a_program_tells_what_it_is_for_and_what_it_takes() -> None:
     many = "\n".join(f"    a{i} = rand_strided(({i}, ), (1, ), device='cpu', dtype=torch.int64)" for i in range(20))
     names = ", ".join(f"a{i}" for i in range(20))
     assert describe_program(f"    {names} = args\n{many}").endswith("int64 11, 8 more on cpu")
+
+
+def test_a_name_counts_once_however_often_it_is_said() -> None:
+    names = ", ".join(["a0"] * 1000)
+    example = "    a0 = rand_strided((4, ), (1, ), device='cpu', dtype=torch.int64)"
+    assert describe_program(f"    {names} = args\n{example}") == "graph: int64 4 on cpu"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["\n" * 20_000, " " * 20_000, "    " + "a, " * 20_000 + "\n", "    a = rand_strided((" * 10_000],
+    ids=["lines", "spaces", "names", "examples"],
+)
+def test_a_program_is_searched_in_the_time_that_its_length_takes(hostile: str) -> None:
+    started = time.process_time()
+    describe_program(hostile)
+    assert time.process_time() - started < 2.0
+
+
+def test_no_more_of_a_program_is_searched_than_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.capture.shapes.MOST_SEARCHED", 20)
+    assert describe_program(PROGRAM) == "graph: unknown inputs"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +297,9 @@ def test_a_union_of_several_numbers_of_ranks_is_for_all_of_them(tmp_path: Path) 
         assert "world_size" not in {guard.kind for guard in joined.host_guards}
     same = with_bases(two, (Base(Digest.of(b"x"), two, {}),))
     assert HostGuard(kind="world_size", value="2") in same.host_guards
+    assert joined.coverage.constraints[0] == "2 graphs, as they were captured"
+    assert same.coverage.constraints == two.coverage.constraints
+    assert same.coverage.constraints[0] == "1 graphs, as they were captured by 2 processes"
 
 
 def test_what_a_later_run_adds_is_covered_too(tmp_path: Path) -> None:
@@ -244,3 +311,48 @@ def test_what_a_later_run_adds_is_covered_too(tmp_path: Path) -> None:
         "one",
         "new",
     ]
+
+
+SERVER = "vllm/torch_compile_cache/0123/{}/inductor_cache/fxgraph/ab/{}/graph"
+
+
+def served(tmp_path: Path, name: str, *graphs: tuple[str, str]) -> Collected:
+    """Graphs of one program, below the directories of a server's ranks."""
+    files = {SERVER.format(rank, key): an_entry(more=f"{rank}{key}") for rank, key in graphs}
+    return collect(write(tmp_path / name, **files), scratch=tmp_path / f"{name}-scratch")
+
+
+def test_graphs_below_a_servers_root_are_told_apart(tmp_path: Path) -> None:
+    found = served(tmp_path, "one", ("rank_0_0", "a" * 51), ("rank_0_0", "b" * 51))
+    assert [line.partition(" ")[0] for line in graphs_in(found)] == ["a" * 12, "b" * 12]
+
+
+def test_graphs_of_equal_shape_are_all_told_of_what_has_grown(tmp_path: Path) -> None:
+    effective = effective_environment(
+        an_environment(node=a_node(gpus=())), {}, command=("torchrun", "--nproc-per-node=2")
+    )
+    both = (("rank_0_0", "a" * 51), ("rank_1_0", "a" * 51))
+    base = artifact_of(served(tmp_path, "base", *both), a_profile(), effective, environ={}, seconds=(1.0, None))
+    new = served(tmp_path, "new", ("rank_0_0", "b" * 51), ("rank_1_0", "b" * 51))
+    grown = with_new(base, new)
+    first, *lines = grown.coverage.constraints
+    assert first == "4 graphs, as they were captured by 2 processes"
+    assert [line.partition(" ")[0] for line in lines] == ["a" * 12, "a" * 12, "b" * 12, "b" * 12]
+    union = with_bases(grown, (Base(Digest.of(b"x"), base, {}),))
+    assert (union.coverage, union.host_guards) == (grown.coverage, grown.host_guards)
+    assert with_new(grown, new).coverage == grown.coverage
+
+
+def test_how_many_graphs_are_left_out_is_counted_anew_and_is_no_graph(tmp_path: Path) -> None:
+    lines = [f"{number} forward: float32 {number}" for number in range(MOST_GRAPHS + 2)]
+    whole = captured(len(lines), lines, ())
+    assert whole.constraints[-2:] == (lines[MOST_GRAPHS - 1], "2 more")
+    assert captured(4, ["a x", "2 more", "b y"], ()).constraints[1:] == ("a x", "b y", "2 more")
+    known = tuple(
+        File(path=f"inductor/fxgraph/ab/{number}/one", digest=Digest.of(b"x"), size_bytes=1) for number in lines
+    )
+    base = altered(an_artifact(tmp_path, "x"), coverage=whole, files=known)
+    grown = with_new(base, served(tmp_path, "new", ("rank_0_0", "b")))
+    for one in (grown, with_bases(grown, (Base(Digest.of(b"x"), base, {}),))):
+        assert one.coverage.constraints[0] == f"{MOST_GRAPHS + 3} graphs, as they were captured"
+        assert one.coverage.constraints[1:] == (*lines[:MOST_GRAPHS], "3 more")

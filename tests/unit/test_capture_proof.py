@@ -9,6 +9,7 @@ from aot.capture import again as proving
 from aot.capture.again import recapture
 from aot.capture.pins import effective_environment
 from aot.capture.publish import Making, stage
+from aot.capture.union import Base
 from aot.config import whole_environ
 from aot.environment import observe_environment
 from aot.errors import InvalidInput, InvalidProfile, InvalidSpec, QualificationFailed
@@ -16,6 +17,7 @@ from aot.keys import changes_between, factors_of
 from aot.pipeline.build import Staged
 from aot.pipeline.profiles import observe_profiles
 from aot.proof import faults_of
+from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
 from aot.schema.names import Reference
 from registry.services.builds import check_spec
@@ -49,7 +51,7 @@ def a_capture(tmp_path: Path, tree: Path, *, source: Path | None) -> Staged:
     return stage(making, source=source, again=False)[0]
 
 
-def again(pushed: Manifest, tree: Path | None, scratch: Path) -> Manifest:
+def again(pushed: Manifest, tree: Path | None, scratch: Path, *, bases: tuple[Base, ...] = ()) -> Manifest:
     return recapture(
         pushed,
         tree,
@@ -57,6 +59,7 @@ def again(pushed: Manifest, tree: Path | None, scratch: Path) -> Manifest:
         sandbox=None,
         devices=(),
         builder="worker-1",
+        bases=bases,
         on_event=lambda event: None,
         should_stop=lambda: None,
     ).manifest
@@ -74,6 +77,17 @@ def test_a_pushed_capture_is_unproven_and_the_workers_own_is_proven(tmp_path: Pa
     assert proven.artifacts[0].files != pushed.artifacts[0].files
     assert (proven.spec, proven.build_key) == (pushed.spec, pushed.build_key)
     assert proven.provenance.builder == "me, captured again by worker-1"
+
+
+def test_a_union_that_another_process_was_first_with_ends_as_that(tmp_path: Path) -> None:
+    """Pods that start at once compile the same graph, and each pushes it."""
+    tree = a_tree(tmp_path / "tree")
+    pushed = a_capture(tmp_path, tree, source=tree)
+    [artifact] = pushed.manifest.artifacts
+    live = Base(Digest.of(b"live"), artifact, pushed.paths)
+    with pytest.raises(QualificationFailed) as raised:
+        again(pushed.manifest, tree, tmp_path / "worker", bases=(live,))
+    assert raised.value.message == "there is nothing to add: every graph that python3 compiles here is live already"
 
 
 def test_a_command_that_compiles_anew_at_every_start_is_not_proven(tmp_path: Path) -> None:

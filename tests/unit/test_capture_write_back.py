@@ -1,10 +1,12 @@
 """What a run has compiled on its way back: at the first idle moment, after exit, and where the registry is down."""
 
+import errno
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,17 +19,17 @@ from aot.capture.pickled import name_of
 from aot.capture.prepare import Prepared
 from aot.capture.run import run_on
 from aot.capture.union import Base, entries_of, with_bases
-from aot.capture.unwritten import Unwritten, keep, take
+from aot.capture.unwritten import Unwritten, each_kept, keep
 from aot.cli.write_back import WriteBack
 from aot.errors import QualificationFailed, RegistryUnreachable
 from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
-from aot.schema.names import Reference
+from aot.schema.names import Name, Reference
 from aot.schema.state import BundleState
 from aot.schema.wire.bundles import PublishReply
-from tests.builders import BYTES, altered, an_environment
-from tests.route_builders import a_capture_artifact, a_capture_manifest
+from tests.builders import BYTES, a_blob, altered, an_environment
+from tests.route_builders import a_capture_artifact, a_capture_manifest, a_capture_source
 
 OLD, NEW, LATER = (f"inductor/fxgraph/ab/{word}/entry" for word in ("old", "new", "later"))
 GRAPH = "inductor/fxgraph/ab/key/one"  # of `a_capture_artifact`
@@ -138,15 +140,101 @@ def test_nothing_is_lost_where_the_registry_is_down(
     assert len(registry.pushed) == 1
 
 
-def test_what_was_kept_is_taken_once_and_dropped_where_it_is_damaged_or_gone(tmp_path: Path) -> None:
-    write(tmp_path, NEW)
-    kept = Unwritten(command=("serve",), environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, paths=(NEW,))
-    keep(tmp_path, kept)
-    keep(tmp_path, Unwritten(command=("serve",), paths=("inductor/fxgraph/ab/gone/entry",)))
-    (tmp_path / ".aot-unwritten-damaged").write_text("{")
-    assert list_paths(tmp_path) == {NEW}
-    assert list(take(tmp_path)) == [kept]
-    assert list(take(tmp_path)) == [] and not list(tmp_path.glob(".aot-*"))
+class Killed(BaseException):
+    """SIGKILL, as far as it goes: nothing behind it runs."""
+
+
+def test_what_is_pushed_is_kept_until_the_registry_has_it(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepared_on(tmp_path / "caches")
+    write(tmp_path / "caches", NEW, LATER)
+    registry.away = True
+    for command, path in (("one", NEW), ("two", LATER)):
+        WriteBack(prepared, (command,), {}).at_exit(frozenset({path}))
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    write(tmp_path / "caches", OLD)
+    with monkeypatch.context() as dying:
+        dying.setattr("aot.cli.write_back.push_bundle", killed)
+        with pytest.raises(Killed):  # beside the command
+            WriteBack(prepared, ("three",), {}).at_idle(frozenset({OLD}))
+        with pytest.raises(Killed):  # after its exit
+            WriteBack(prepared, ("four",), {}).at_exit(frozenset({OLD}))
+    registry.away = False
+    WriteBack(prepared, ("last",), {}).at_exit(frozenset())
+    assert sorted(command for command, _ in registry.pushed) == [("four",), ("one",), ("three",), ("two",)]
+    assert not list(tmp_path.glob("*/.aot-*"))
+
+
+def test_what_a_run_has_kept_at_idle_is_part_of_what_it_pushes_at_the_end(tmp_path: Path, registry: Registry) -> None:
+    back = WriteBack(prepared_on(tmp_path / "caches"), ("serve",), {})
+    write(tmp_path / "caches", NEW, LATER)
+    registry.away = True
+    back.at_idle(frozenset({NEW}))
+    registry.away = False
+    back.at_exit(frozenset({NEW, LATER}))
+    [(_, paths)] = registry.pushed
+    assert {NEW, LATER} < paths and not list(tmp_path.glob("*/.aot-*"))
+
+
+def test_what_was_kept_is_pushed_on_the_bundle_that_the_tag_has_moved_to(tmp_path: Path, registry: Registry) -> None:
+    before, after = prepared_on(tmp_path / "caches"), prepared_on(tmp_path / "grown")
+    write(tmp_path / "caches", NEW)
+    registry.away = True
+    WriteBack(before, ("serve",), {}).at_exit(frozenset({NEW}))
+    registry.away = False
+    # Not on another reference, another program or another profile: its own runs push it.
+    assert after.manifest is not None
+    other_program = a_capture_manifest(a_capture_source(tree=a_blob(b"another tree")))
+    other_profile = altered(after.manifest, profile=altered(after.manifest.profile, name=Name("another")))
+    for changes in (
+        {"reference": Reference.parse("default/trainer:v2")},
+        {"manifest": other_program},
+        {"manifest": other_profile},
+    ):
+        WriteBack(replace(after, **changes), ("other",), {}).at_exit(frozenset())
+    assert registry.pushed == []
+    WriteBack(after, ("other",), {}).at_exit(frozenset())
+    assert registry.pushed == [(("serve",), {*(file.path for file in after.manifest.files), NEW})]
+    assert not list(tmp_path.glob("*/.aot-*"))
+
+
+def test_what_was_kept_stays_until_it_is_pushed_and_is_dropped_where_it_is_damaged_or_gone(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "bundle", NEW)
+    unwritten = Unwritten(command=("serve",), environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, paths=(NEW,))
+    kept = keep(bundle, unwritten)
+    keep(bundle, Unwritten(command=("serve",), paths=("inductor/fxgraph/ab/gone/entry",)))
+    (bundle / ".aot-unwritten-damaged").write_text("{")
+    write(tmp_path / ".gone-bundle", NEW)
+    keep(tmp_path / ".gone-bundle", unwritten)
+    (tmp_path / "bundle.lock").touch()
+    assert list_paths(bundle) == {NEW}
+    assert list(each_kept(tmp_path)) == [kept]
+    assert list(each_kept(tmp_path / "nowhere")) == []
+    [found] = each_kept(tmp_path)
+    assert [place.name for place in bundle.glob(".aot-*")] == [kept.place.name if kept.place else None]
+    found.discard()
+    found.discard()
+    assert list(each_kept(tmp_path)) == []
+
+
+def test_of_two_processes_one_has_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = write(tmp_path / "bundle", NEW)
+    keep(bundle, Unwritten(command=("serve",), paths=(NEW,)))
+    first = each_kept(tmp_path)
+    held = next(first)
+    assert list(each_kept(tmp_path)) == []
+    first.close()
+    assert list(each_kept(tmp_path)) == [held]
+
+    def no_locks(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("aot.capture.unwritten.try_lock", no_locks)  # then two may, which is once
+    assert list(each_kept(tmp_path)) == [held]
 
 
 def test_idle_is_a_graph_and_then_silence(tmp_path: Path) -> None:

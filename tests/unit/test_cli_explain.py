@@ -377,6 +377,14 @@ def test_a_text_that_was_cut_does_not_pretend_that_nothing_changed() -> None:
     assert in_words(change) == "option x changed beyond the first 200 characters, which are the same"
 
 
+def test_a_text_that_is_deeper_than_python_goes_is_told_as_it_is() -> None:
+    from aot.cli.since import in_words
+    from aot.schema.factor import FactorChange
+
+    deep = in_words(FactorChange(name="torch", before="[" * 100_000, after='"2.13.0"'))
+    assert deep.startswith("torch was [[[") and deep.endswith("[..., is 2.13.0")
+
+
 @pytest.mark.parametrize(("torch", "capability"), [("2.12", "cuda:sm_90"), ("2.12.0+cpu", "cpu:x86-64-v3")])
 def test_a_torch_that_does_not_say_what_it_is_for_may_use_the_card(torch: str, capability: str) -> None:
     assert missing(parse_host(f"h100-sxm,x86-64-v3,torch={torch}")).capability == capability

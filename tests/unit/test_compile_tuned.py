@@ -72,7 +72,7 @@ def test_a_configuration_outside_of_the_cache_is_refused(tmp_path: Path, place: 
         parse_measured(encode(measured(place=place)))
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"a": {"b": 1}}', '{"a": "%s"}' % ("x" * 5000)])
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": {"b": 1}}', '{"a": "%s"}' % ("x" * 5000), "[" * 4096])
 def test_a_configuration_that_is_no_plain_object_is_refused(tmp_path: Path, text: str) -> None:
     found = Measured(configurations={"ab/cd.best_config": text})
     with pytest.raises(MalformedDocument, match="plain values"):

@@ -3,6 +3,7 @@
 import itertools
 import platform
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aot.pipeline.cross import find_cross_profile, nothing_proven, refuse_foreig
 from aot.pipeline.profiles import observe_profiles
 from aot.proof import faults_of
 from aot.runtime import tiles
+from aot.schema.artifact import CodeFacts
 from aot.schema.capability import Capability
 from aot.schema.environment import Environment, NodeFacts
 from aot.schema.names import Name
@@ -21,7 +23,7 @@ from aot.schema.profile import AMX, CPU_TARGETS, Profile, cpu_target_among
 from aot.schema.recipe import Mode, Recipe
 from aot.schema.targets import level_features
 from aot.schema.wire.workers import ProfileView
-from tests.builders import a_gpu_profile, a_manifest, a_node, a_profile, a_toolchain
+from tests.builders import a_gpu_profile, a_manifest, a_node, a_profile, a_toolchain, an_artifact
 
 NAME = Name("cpu-x86-64-v4-amx")
 ON_AMX = ("amx_bf16", "amx_int8", "amx_tile", "avx512_vnni", "avx512_bf16")
@@ -41,8 +43,8 @@ def a_target(name: str = "cpu-x86-64-v4", **deviations: Any) -> Profile:
     return a_profile(name, capability=CPU_TARGETS[name], **deviations)
 
 
-def viewed(*found: Profile, live: int = 1) -> list[ProfileView]:
-    return [ProfileView(profile=profile, live_workers=live, queued=0) for profile in found]
+def viewed(*found: Profile, live: int = 1, held: bool = True) -> list[ProfileView]:
+    return [ProfileView(profile=profile, live_workers=live, queued=0, held=held) for profile in found]
 
 
 # Which profiles a machine is
@@ -103,12 +105,18 @@ def test_only_a_target_above_the_host_is_crossed(name: str, node: NodeFacts) -> 
     assert find_cross_profile(Name(name), viewed(a_target()), node=node) is None
 
 
-def test_workers_that_are_the_target_say_what_it_is() -> None:
+@pytest.mark.parametrize(("live", "held"), [(1, True), (0, True), (0, False)])
+def test_what_the_registry_lists_is_what_the_target_is(live: int, held: bool) -> None:
     theirs = a_target(NAME, toolchain=a_toolchain(compiler="g++ 14.2.0"))
-    both = [*viewed(theirs), *viewed(a_target())]
-    assert find_cross_profile(NAME, both, node=a_host()) == theirs
-    gone = [*viewed(theirs, live=0), *viewed(a_target())]
-    assert find_cross_profile(NAME, gone, node=a_host()) == a_target(NAME)
+    listed = [*viewed(theirs, live=live, held=held), *viewed(a_target())]
+    assert find_cross_profile(NAME, listed, node=a_host()) == theirs
+
+
+def test_what_only_a_push_made_known_decides_no_other_targets_toolchain() -> None:
+    pushed = a_target(NAME, toolchain=a_toolchain(torch="2.12.0+cpu"))
+    listed = [*viewed(pushed, live=0, held=False), *viewed(a_target("cpu-x86-64-v2"))]
+    found = find_cross_profile(Name("cpu-x86-64-v4"), listed, node=a_host("x86-64-v3"))
+    assert found == a_target("cpu-x86-64-v4")
     assert find_cross_profile(Name("cpu-x86-64-v4"), viewed(a_target("cpu-x86-64-v3")), node=a_host("x86-64-v3"))
 
 
@@ -193,8 +201,28 @@ def test_where_no_tiles_are_to_be_expected_the_report_says_so(recipe: Recipe, to
 def test_code_with_tiles_is_opened_only_where_the_process_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(tiles, "ask_for_tiles", lambda: asked.append(True) or len(asked) > 1)
-    tiles.require_tiles(Capability("cpu:x86-64-v4"))
+    tiles.require_tiles(an_artifact(capability=Capability("cpu:x86-64-v4")))
     assert asked == [], "whoever needs none asks for none"
     with pytest.raises(LoadFailed, match="this process gets no AMX tiles"):
-        tiles.require_tiles(AMX)
-    tiles.require_tiles(AMX)
+        tiles.require_tiles(an_artifact(capability=AMX))
+    tiles.require_tiles(an_artifact(capability=AMX))
+
+
+@pytest.mark.parametrize(
+    ("said", "opened"),
+    [
+        ({"code": CodeFacts(level="x86-64-v4", features=("avx512f",))}, True),
+        ({"code": CodeFacts(level="x86-64-v4+amx_tile", features=("amx_tile",))}, False),
+        ({"facts": {"isa_used": "x86-64-v4"}}, True),
+        ({"facts": {"isa_used": "x86-64-v4+amx_tile"}}, False),
+    ],
+)
+def test_without_tiles_only_code_that_uses_them_is_refused(
+    said: dict[str, Any], opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products that a library computes have another way where a container lets nobody ask for tiles."""
+    asked: list[bool] = []
+    monkeypatch.setattr(tiles, "ask_for_tiles", lambda: asked.append(False) or False)
+    with nullcontext() if opened else pytest.raises(LoadFailed, match="gets no AMX tiles"):
+        tiles.require_tiles(an_artifact(capability=AMX, **said))
+    assert asked == [False]

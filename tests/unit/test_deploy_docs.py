@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from registry.db.session import open_sessions
 from registry.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,18 @@ def test_the_page_lists_every_variable_that_the_code_reads_and_no_other() -> Non
     read = variables_read() - PRIVATE
     assert {"AOT_URL", "AOT_DATABASE_URL", "AOT_WORKER_NAME"} < read
     assert set(rows()) == read
+
+
+def test_the_page_says_how_many_connections_a_replica_holds(tmp_path: Path) -> None:
+    sessions = open_sessions(f"sqlite:///{tmp_path / 'registry.sqlite3'}")
+    pools = [engine.pool for engine in (sessions.engine, sessions.glancing_engine)]
+    most = sum(pool.size() + pool._max_overflow for pool in pools)  # type: ignore[attr-defined]
+    kept = sum(pool.size() for pool in pools)  # type: ignore[attr-defined]
+    sessions.close()
+    assert f"opens at most {most} connections to the database" in PAGE and f"keeps up to {kept} of those open" in PAGE
+    [default, raised] = re.findall(r"`max_connections` is (\d+) unless you raise it, say to (\d+)", PAGE)[0]
+    assert 3 * kept < int(default), "three replicas fit while little is asked of them"
+    assert 4 * most < int(raised)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -20,7 +21,8 @@ from aot.keys import changes_between
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.liveness import explain_difference
 from aot.schema.codec import decode, encode
-from aot.schema.factor import Fingerprint
+from aot.schema.digest import Digest
+from aot.schema.factor import Factor, Fingerprint
 
 SCALE = 2.0
 LIMITS = (1, 2)
@@ -123,6 +125,14 @@ def test_another_configuration_is_named_by_its_key() -> None:
     before, after = fingerprint(a_net(heads=4)), fingerprint(a_net(heads=8))
     assert changed(before, after) == ["object:Settings#0"]
     assert explain_difference(before, after) == ("object of Settings#0: heads was 4, is 8",)
+
+
+def test_a_recorded_text_that_is_deeper_than_python_goes_is_told_as_it_is() -> None:
+    before, after = (
+        Fingerprint(digest=Digest.of(one), factors=(Factor.of("defaults", one.decode()),)) for one in (b"a", b"b")
+    )
+    deep = replace(before, factors=(replace(before.factors[0], text="[" * 4096),))
+    assert explain_difference(deep, after)[0].startswith("default dtype was [[[[")
 
 
 def test_another_number_of_layers() -> None:

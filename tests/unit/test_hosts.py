@@ -137,7 +137,19 @@ def test_a_file_of_the_doctor_is_a_host(tmp_path: Path) -> None:
     assert read_host(path) == environment
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"environment": 3}', b'{"format": 1, "nod": {}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"environment": 3}',
+        b'{"format": 1, "nod": {}}',
+        b"\xff",
+        b'{"environment":' + b"[" * 100_000,
+    ],
+    ids=["nothing", "a list", "an object", "no environment", "another field", "no text", "deeper than Python goes"],
+)
 def test_a_file_that_is_no_host_is_malformed(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "host.json"
     path.write_bytes(content)

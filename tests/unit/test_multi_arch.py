@@ -147,7 +147,9 @@ def test_a_newer_card_runs_it_untuned() -> None:
     assert isinstance(verdict, Accepted)
     assert verdict.level is Level.TUNED_ELSEWHERE
     (note,) = [note.text for note in verdict.notes if note.kind == "machine_code"]
-    assert note == "runs, not tuned: the driver compiles its PTX for cuda:sm_90, machine code is for cuda:sm_86"
+    assert note == (
+        "runs, not tuned, not proven on it: the driver compiles its PTX for cuda:sm_90, machine code is for cuda:sm_86"
+    )
     here = verdict_on(artifact, a_host("cuda:sm_90"), policy=Policy(tuned_elsewhere=False))
     assert isinstance(here, Rejected)
     assert [reason.kind for reason in here.reasons] == ["machine_code"]

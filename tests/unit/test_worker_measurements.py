@@ -4,14 +4,16 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aot.bundle.hashing import blob_of
-from aot.compile.tuned import Measured, TuningStore
+from aot.compile.tuned import MOST_BYTES, Measured, TuningStore
 from aot.errors import RegistryUnreachable
 from aot.pipeline import Question, Staged
+from aot.pipeline.measurements import upload_measurements
 from aot.schema.codec import encode
 from aot.schema.names import Name
 from aot.schema.recipe import Mode, Recipe
@@ -20,7 +22,7 @@ from aot.schema.state import BuildState
 from aot.schema.wire.builds import BuildLog
 from aot.schema.wire.workers import Scope
 from aot.source import OpenedSource
-from tests.builders import a_profile, a_spec
+from tests.builders import a_manifest, a_profile, a_spec
 from tests.fake_backend import FakeBackend, a_packed_source, stage
 from tests.service import Service, a_service
 from tests.transport import client_of
@@ -170,6 +172,22 @@ def test_a_bundle_is_published_without_measurements_that_cannot_be_sent(
     build = stand.build("worker-2", "64x64")
     assert stand.backend.measured == [("64x64",), ("64x64",)]
     assert "registry" not in stand.log(build)
+
+
+@pytest.mark.parametrize("size_bytes", [0, MOST_BYTES + 1])
+def test_measurements_that_the_registry_would_refuse_are_not_sent(
+    stand: Stand, tmp_path: Path, size_bytes: int
+) -> None:
+    """It would refuse the proven bundle with them."""
+    path = tmp_path / "tuning.json"
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+    told: list[Any] = []
+    staged = SimpleNamespace(measured=path, manifest=a_manifest())
+    client: Any = client_of(stand.service, token=stand.service.token(Scope.CLAIM))
+    assert upload_measurements(client, staged, on_event=told.append) is None  # type: ignore[arg-type]
+    [event] = told
+    assert f"measurements of {size_bytes} bytes" in event["line"]
 
 
 def test_a_registry_that_keeps_no_measurements_is_sent_none(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

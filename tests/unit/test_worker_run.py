@@ -24,6 +24,7 @@ from aot.errors import (
     QualificationFailed,
     RegistryUnreachable,
     SourceNotLoadable,
+    TagMoved,
 )
 from aot.pipeline import publish_bundle
 from aot.schema.guard import HostGuard
@@ -180,6 +181,46 @@ def test_a_source_that_comes_damaged_or_is_refused_is_fetched_again_by_another_a
     stand.service.clock.advance(61)
     stand.service.register(a_profile())
     assert stand.run() is Ended.PUBLISHED
+
+
+@pytest.mark.parametrize("step", ["fetch_bases", "join_again"])
+@pytest.mark.parametrize("kind", [DigestMismatch, Forbidden], ids=lambda kind: kind.code)
+def test_what_a_union_is_joined_with_comes_damaged_and_is_fetched_again_by_another_attempt(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, step: str, kind: type[AotError]
+) -> None:
+    def raises(error: AotError) -> Callable[..., Any]:
+        return lambda *_, **__: fail_with(error)(None)
+
+    build = stand.build
+    if step == "fetch_bases":  # before a pushed bundle is proven
+        stand.run()
+        pushed = a_manifest(altered(stand.spec, name=Name("pushed")), artifacts=(a_readable_artifact(),))
+        build = stand.service.push(pushed).build
+    monkeypatch.setattr(f"worker.run.{step}", raises(kind("wanted bytes of one digest, found another")))
+    monkeypatch.setattr("worker.run.publish_bundle", raises(TagMoved("the tag stands for another")))
+    assert stand.run() is Ended.RELEASED
+    view = stand.service.call("get_build", build=build)
+    assert view.state is BuildState.QUEUED and "found another" in view.waiting
+
+
+def test_a_union_that_is_joined_often_takes_the_disk_of_one(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, left, there = publish_bundle, [TagMoved("the tag stands for another")] * 4, []
+
+    def moving(*arguments: Any, **options: Any) -> Any:
+        if left:
+            raise left.pop()
+        return publish(*arguments, **options)
+
+    def join(staged: Any, *_: Any, scratch: Path, **__: Any) -> Any:
+        (scratch / "bundle").mkdir(parents=True)
+        there.append([place.name for place in sorted(scratch.parent.glob("join-*"))])
+        return staged
+
+    monkeypatch.setattr("worker.run.publish_bundle", moving)
+    monkeypatch.setattr("worker.run.join_again", join)
+    assert stand.run() is Ended.PUBLISHED
+    # The one that is made, and the one that it is made of.
+    assert there == [["join-9"], ["join-8", "join-9"], ["join-7", "join-8"], ["join-6", "join-7"]]
 
 
 @pytest.mark.parametrize("error", [BlobMissing("not there"), DigestMismatch("other bytes")], ids=lambda e: e.code)

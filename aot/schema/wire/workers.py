@@ -50,6 +50,7 @@ class ProfileView(Response, kw_only=True):
     profile: Profile
     live_workers: int
     queued: int
+    held: bool = True  # False: no worker is it, nor was lately; a CPU target's toolchain is then that of others
 
 
 class ProfileListing(Response, kw_only=True):
