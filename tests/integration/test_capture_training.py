@@ -22,6 +22,7 @@ def captured(scratch: Path, *command: str) -> tuple[Captured, Artifact]:
     """Run the command on empty caches and again on what that left; the second run has found everything."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "CXX"))}
     environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pools of processes that import torch once more
+    environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # nor half a minute of trying the compiler's instruction sets
     effective = effective_environment(observe_environment(), environ, command=command)
     made = capture(command, environ=environ, effective=effective, scratch=scratch)
     profile = observe_profiles(observe_environment())[0]
