@@ -4,7 +4,6 @@ No proxies: the environment is not read here. Certificates are checked against t
 """
 
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
 IDLE_CONNECTIONS = 16
-LARGE_BYTES = 1 << 18
 BLOCK_BYTES = 1 << 18
 
 _Origin = tuple[str, str, int | None]
@@ -133,12 +131,10 @@ class _HttpReply:
         self._origin = origin
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
-        self._large = _is_large(connection, response)
-        self._waits = False
 
     def read(self, limit_bytes: int) -> bytes:
         try:
-            chunk = self._receive(limit_bytes)
+            chunk = self._response.read(limit_bytes)
         except _network_errors() as error:
             self._drop()
             raise _unreachable(self._origin, error, sent=True) from error
@@ -151,24 +147,6 @@ class _HttpReply:
                 hint="check the network",
                 details={"sent": True},
             )
-        return chunk
-
-    def _receive(self, limit_bytes: int) -> bytes:
-        connection, response = self._connection, self._response
-        if not self._large or connection is None or not response.length:
-            return response.read(limit_bytes)
-        if not self._waits:
-            # What came along with the headers lies in the buffer, and goes first; after that the buffer is empty.
-            buffered = len(response.fp.peek())
-            if buffered > limit_bytes or not buffered:
-                return response.read(limit_bytes)
-            _wait_for_all(connection.sock)
-            self._waits = True
-            return response.read(buffered)
-        chunk = _receive_all(connection.sock, min(limit_bytes, response.length))
-        response.length -= len(chunk)
-        if not response.length:
-            response.close()  # as reading to the end does: the connection stays open
         return chunk
 
     def close(self) -> None:
@@ -201,40 +179,6 @@ def _exchange(
         response.will_close = True
         return response
     return connection.getresponse()
-
-
-def _is_large(connection: "http.client.HTTPConnection", response: "http.client.HTTPResponse") -> bool:
-    """True where it is worth to let the kernel gather the bytes: a body of known size, over a plain connection."""
-    import socket
-
-    sized = response.length is not None and not response.chunked and response.length >= LARGE_BYTES
-    return sized and sys.platform == "linux" and type(connection.sock) is socket.socket
-
-
-def _wait_for_all(sock: Any) -> None:
-    """From now on the socket blocks, and its timeout is the kernel's; the next request sets both anew."""
-    import socket
-    import struct
-
-    timeout = sock.gettimeout() or 0.0
-    wait = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))  # a timeval; 0 is for ever
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-    sock.settimeout(None)
-
-
-def _receive_all(sock: Any, size_bytes: int) -> bytes:
-    """So many bytes in one call, fewer at the end of the stream or of the timeout. Raises TimeoutError for none.
-
-    With a timeout of Python's each call would ask first whether anything is there, and return what just is: thousands
-    of turns of all threads at the interpreter's lock, in which no other one hashes or writes.
-    """
-    import socket
-
-    try:
-        chunk: bytes = sock.recv(size_bytes, socket.MSG_WAITALL)
-    except BlockingIOError as error:
-        raise TimeoutError("timed out") from error
-    return chunk
 
 
 def _has_been_closed(sock: Any) -> bool:

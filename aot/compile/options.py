@@ -43,8 +43,8 @@ def inductor_settings(recipe: Recipe, profile: Profile) -> dict[str, Any]:
         "joint_graph_constant_folding": False,
         "aot_inductor.model_name_for_generated_files": "model",
         "aot_inductor.enable_line_tables": False,
-        "max_autotune": recipe.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS),
-        "coordinate_descent_tuning": recipe.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS),
+        "max_autotune": recipe.mode.tunes,
+        "coordinate_descent_tuning": recipe.mode.tunes,
         "cpp.dynamic_threads": profile.threads is None,
     }
     # Inductor plans loops for the threads of the builder, also where it leaves their number to the run: on a worker of

@@ -20,12 +20,11 @@ from aot.schema.capability import Capability
 from aot.schema.environment import NodeFacts, host_cpu
 from aot.schema.names import Name
 from aot.schema.profile import CPU_TARGETS, Profile, cpu_target_among
-from aot.schema.recipe import Mode, Recipe
+from aot.schema.recipe import Recipe
 from aot.schema.report import Qualification
 from aot.schema.wire.workers import ProfileView
 from aot.source import OpenedSource
 
-_TUNED = (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 _ARM_NAMES, _LEAST_ARM = ("cpu-arm", "cpu-aarch64"), Capability("cpu:armv8-a")
 _BACKENDS = "max_autotune_gemm_backends"
 
@@ -94,7 +93,7 @@ def refuse_measuring(recipe: Recipe, profile: Profile) -> None:
     With weights outside nothing is tuned on a CPU, and of one backend there is one candidate.
     """
     backends = str(recipe.options.get(_BACKENDS, "")).split(",")
-    if recipe.freeze and recipe.mode in _TUNED and (len(backends) > 1 or not backends[0]):
+    if recipe.freeze and recipe.mode.tunes and (len(backends) > 1 or not backends[0]):
         raise InvalidSpec(
             f"mode {recipe.mode} with frozen weights measures candidates on the CPU, and this one does not run code "
             f"for {profile.capability}",
