@@ -80,10 +80,10 @@ class Progress:
 
 def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
     """Do the whole work of one job. Raises the families InvalidInput and CompileFailed."""
-    if job.kind is JobKind.KERNEL:
-        from aot.compile.kernels.child import make_kernels
+    if job.kind in (JobKind.KERNEL, JobKind.KEPT):
+        from aot.compile.kernels import again, child
 
-        return make_kernels(job, progress)
+        return (child.make_kernels if job.kind is JobKind.KERNEL else again.make_again)(job, progress)
     check_recipe(job.recipe)
     with progress.phase(Phase.LOADING):
         import torch
@@ -155,9 +155,12 @@ def open_job(job: CompileJob) -> Program:
 def prepare_compiler(job: CompileJob) -> str:
     """Pin the instruction set and share the headers; return the set's name."""
     from aot.compile.torch_inductor import pin_instruction_set, share_headers, use_header_directory
+    from aot.compile.torch_threads import adapt_to_threads
 
     private = Path(job.build) / "headers"
     if job.headers:
         share_headers(Path(job.headers), private)
     use_header_directory(private)
+    if job.profile.threads is None:
+        adapt_to_threads()
     return pin_instruction_set(cpu_capability(job.profile))

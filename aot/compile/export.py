@@ -77,7 +77,7 @@ def sizes_from_one() -> Iterator[None]:
 
 
 def run_eagerly(module: "Module", example: Example, *, tree: Path | None) -> int | None:
-    """Call the module once as it is, and return the floating-point operations that it took.
+    """Call the module once as it is, and return the floating-point operations that it took; None if uncountable.
 
     Raises SourceNotLoadable with the source's own frame when the call fails.
     """
@@ -86,20 +86,26 @@ def run_eagerly(module: "Module", example: Example, *, tree: Path | None) -> int
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    args, kwargs = copy.deepcopy((example.args, dict(example.kwargs)))
     # The call may write into buffers: the program that is exported must be the one that was opened.
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            module(*args, **kwargs)
-    except Exception as error:
-        raise call_failed(error, tree) from error
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in before and before[name].shape == buffer.shape:
-                    buffer.copy_(before[name])
-    return int(counter.get_total_flops())
+    counter = FlopCounterMode(display=False)
+    for counting in (counter, contextlib.nullcontext()):
+        args, kwargs = copy.deepcopy((example.args, dict(example.kwargs)))
+        try:
+            with torch.no_grad(), counting:
+                module(*args, **kwargs)
+            return int(counter.get_total_flops()) if counting is counter else None
+        except Exception as error:
+            # Some operations take no mode around them: attention with a score of one's own compiles when it is called.
+            if counting is not counter:
+                raise call_failed(error, tree) from error
+            torch._dynamo.reset()  # what has failed is remembered, and would fail again
+        finally:
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    if name in before and before[name].shape == buffer.shape:
+                        buffer.copy_(before[name])
+    raise AssertionError("one of the two calls has returned or raised")
 
 
 def _export_either(module: "Module", point: Point, *, region: str, tree: Path | None) -> tuple["ExportedProgram", bool]:

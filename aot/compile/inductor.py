@@ -23,7 +23,12 @@ from aot.schema.artifact import Kernel
 LIBRARY = "lib/model.so"
 _KERNEL_FILES = (".cubin", ".hsaco", ".fatbin")
 _DEFINITION = re.compile(r'extern "C"\s+(?:void|\w+ void)\s+(\w+)\(')
-_FIXED_THREADS = re.compile(r"#pragma omp [^\n]*\bnum_threads\(\s*\d+\s*\)")
+# A team of a fixed size, shares by the number of a thread, and buffers for so many: see aot.compile.torch_threads.
+_FIXED_THREADS = re.compile(
+    r"#pragma omp [^\n]*\bnum_threads\(\s*\d+\s*\)"
+    r"|\btid = omp_get_thread_num\(\);\s*const int64_t k_group_id\b"
+    r"|\bint64_t num_thread = \d+;"
+)
 _LOG_BYTES = 4000
 
 
@@ -132,9 +137,10 @@ def refuse_fixed_threads(archive: zipfile.ZipFile, region: str) -> None:
     for name in archive.namelist():
         found = _FIXED_THREADS.search(archive.read(name).decode(errors="replace")) if name.endswith(".cpp") else None
         if found:
+            what = " ".join(found[0].split())
             raise BackendFailed(
-                f"the code of {region or 'the program'} is fixed to the builder's threads: {found[0]}",
-                hint="ask for a profile that pins threads, or leave out the option that led to it",
+                f"the code of {region or 'the program'} is fixed to the builder's threads: {what}",
+                hint="leave out the option that led to it, or build with a torch that generates it for any number",
                 details={"backend": "inductor", "region": region, "log": found[0]},
             )
 

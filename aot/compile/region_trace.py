@@ -44,6 +44,7 @@ def _trace(module: "Module", example: Example) -> str:
         recorder.note("result", [recorder.describe(leaf) for leaf in tree_leaves(result)])
     except Exception as error:
         recorder.note("error", [type(error).__name__, str(error)])
+        torch._dynamo.reset()  # a call that compiles itself fails under a mode, and is remembered as failing
     finally:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
