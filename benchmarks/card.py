@@ -7,12 +7,16 @@ there and leaves all others, so that several short calls make one file; `--data`
 caches between calls on one machine. When the seconds are over no row is begun any more, and those that were not
 reached are listed in the file. `--device cpu --tiny` tries the whole with few and narrow layers. Peak memory is bounded
 for modes without graphs: `--rows ours --mode max-autotune-no-cudagraphs` beside the default of `--mode`, max-autotune.
+Compiling is what takes long: `jit` compiles each batch once, `captured` twice, here and on the worker. `--batches 1`
+halves that; `--in-turn` has `captured` take Mega-Cache starts of its own, of the same graphs, and needs no other row.
 
 Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
     ours         a bundle that was built by the service and pulled; the registry is not asked
     jit          torch.compile on empty caches, once; makes what `warm` and `mega-cache` start from
     warm         torch.compile on the compiler cache that `jit` has left
     mega-cache   torch.compile on empty caches and the blob that `jit` has saved
+    captured     the same on compiler caches that `aot capture` made and a worker made again: `aot run` on an empty node
+    bytecode     ours on restored bytecode, and eager without any, in an image that is made to have none
     jit-default  torch.compile in mode default on empty caches, once
     package      torch's own loader of packages compiled with the same options; its build takes minutes
     aot-compile  a function that torch.compile wrote with its guards
@@ -30,6 +34,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.card_bytecode import BYTECODE, measure_bytecode
+from benchmarks.card_captured import CAPTURED, measure_captured
 from benchmarks.card_host import card_host, card_label, run_tests
 from benchmarks.card_regions import measure_regions
 from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
@@ -38,8 +44,12 @@ from benchmarks.cold_start import RESULTS
 from benchmarks.models import CARD, DEEP
 from benchmarks.service import running_service
 from benchmarks.starts import ROOT
+from benchmarks.table import rows_of
+from benchmarks.table_caches import over_mega_cache
 
 REGIONS = "regions"
+# Rows that time starts; those that build for minutes and win nothing come last.
+STARTED = (*ROWS[:4], CAPTURED, BYTECODE, *ROWS[4:])
 # Models whose source has a factory `changed` as well.
 CHANGED = ("decoder", "resnet50")
 
@@ -70,7 +80,7 @@ def main() -> int:
 
 def plan(models: list[str], rows: list[str]) -> list[tuple[str, str]]:
     """Every row of a model before the next model; then second builds; regions last, of models that have the blocks."""
-    taken = [(name, row) for name in models if name in CARD for row in ROWS if row in rows]
+    taken = [(name, row) for name in models if name in CARD for row in STARTED if row in rows]
     taken += [(name, SECOND) for name in CHANGED if SECOND in rows and name in models]
     return taken + [(name, REGIONS) for name in DEEP if REGIONS in rows and name in models]
 
@@ -102,6 +112,10 @@ def take(
                 found = measure_regions(bench, DEEP[name])
             case "second-build":
                 found = measure_width(bench, CARD[name])
+            case "captured":
+                found = measure_captured(bench, CARD[name], keep=keep)
+            case "bytecode":
+                found = measure_bytecode(bench, CARD[name], keep=keep)
             case _:
                 found = measure_row(bench, CARD[name], row, keep=keep)
     except Exception as error:
@@ -111,6 +125,8 @@ def take(
         put(report["not_reached"], {**key, "reason": reason})
     else:
         put(report["rows"], found := full(found))
+        if row == CAPTURED and (ratio := over_mega_cache(rows_of(report, mode)[name])):
+            found["summary"]["over_mega_cache"] = round(ratio, 3)
         report["not_reached"] = [one for one in report["not_reached"] if not _same(one, key)]
         print(f"{name} {row}: {json.dumps(found.get('summary'))} in {found['took_seconds']} s", file=sys.stderr)
     write()
@@ -152,7 +168,7 @@ def _words(text: str) -> list[str]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=_words, default=list(CARD))
-    parser.add_argument("--rows", type=_words, default=list(ROWS))
+    parser.add_argument("--rows", type=_words, default=list(STARTED))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--mode", default="max-autotune")
     parser.add_argument("--device", default="cuda")
@@ -162,10 +178,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=86400.0)
     parser.add_argument("--data", type=Path, help="kept; a temporary directory when left out")
     parser.add_argument("--label", default="")
+    parser.add_argument("--in-turn", action="store_true", help="captured: take Mega-Cache starts of its own in turn")
     parser.add_argument("--no-tests", dest="tests", action="store_false")
     options = parser.parse_args()
-    if unknown := [one for one in options.rows if one not in (*ROWS, SECOND, REGIONS)]:
-        parser.error(f"wanted some of {', '.join((*ROWS, SECOND, REGIONS))}, found {unknown[0]!r}")
+    if unknown := [one for one in options.rows if one not in (*STARTED, SECOND, REGIONS)]:
+        parser.error(f"wanted some of {', '.join((*STARTED, SECOND, REGIONS))}, found {unknown[0]!r}")
     if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
         parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
     return options

@@ -8,21 +8,24 @@ modules beyond eager's, and the bytes that it ships.
 import argparse
 import json
 import shutil
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoint import write_checkpoint
-from benchmarks.cold_start import compare, start_pairs
+from benchmarks.cold_start import compare
 from benchmarks.models import Model
 from benchmarks.service import Service
 from benchmarks.starts import Start, clean_environ, count_processes, start_child
 
 ROWS = ("ours", "jit", "warm", "mega-cache", "jit-default", "package", "aot-compile")
 Keep = Callable[[dict[str, Any]], None]
+Ways = Mapping[str, Callable[..., Start]]
 _ONCE = ("jit", "jit-default")  # on empty caches: a minute or more each
+_OF_JIT = ("warm", "mega-cache")
 
 
 class NotReached(Exception):
@@ -37,10 +40,16 @@ class Bench:
     data: Path
     options: argparse.Namespace
     references: dict[str, dict[str, Any]] = field(default_factory=dict)
+    warmed: set[str] = field(default_factory=set)  # models that were started: bytecode and page cache are there
 
     @property
     def runs(self) -> Path:
         return self.data / "runs"
+
+    @property
+    def first_batch(self) -> str:
+        """The one that a start is timed with."""
+        return self.options.batches.partition(",")[0]
 
     def words(self, model: Model, *, batches: str = "") -> list[str]:
         """The arguments that every child of this model has, after the route."""
@@ -91,35 +100,62 @@ class _Way:
 
 
 def measure_row(bench: Bench, model: Model, row: str, *, keep: Keep = lambda found: None) -> dict[str, Any]:
-    """Pairs of eager and the row, then both measured; `keep` gets the row once its pairs are done, latencies wanting.
+    """Pairs of eager and the row, both measured in the last; `keep` gets the row before that, latencies wanting.
 
     Raises NotReached where what it starts from is missing.
     """
     way = _way(bench, model, row)
-    eager_environ = clean_environ(bench.runs / "eager")
-    eager_words = ["eager", *bench.words(model)]
-    measuring = ["--measure", str(bench.options.measure)]
+    ways: Ways = {
+        "eager": lambda *more: start_eager(bench, model, *more),
+        "this": lambda *more: start_child([*way.words, *more], way.environ()),
+    }
+    counted, turns = None, []
     if row in _ONCE:
-        measured = start_child([*way.words, *measuring], way.environ())
-        eager, this = [start_child(eager_words, eager_environ) for _ in range(2)][1:], [measured]
+        if model.name not in bench.warmed:
+            ways["eager"]()
     else:
-        eager, this = start_pairs(
-            lambda: start_child(eager_words, eager_environ),
-            lambda: start_child(way.words, way.environ()),
-            pairs=bench.options.pairs,
-            title=f"{model.name} {row}",
-        )
-        measured = None
-    found = _starts(eager, this) | {"bytes": way.shipped_bytes()} | way.more
-    keep(found)
-    measured = measured or start_child([*way.words, *measuring], way.environ())
-    steady = steady_of(start_child([*eager_words, *measuring], eager_environ), measured)
-    programs = [] if row in _ONCE else count_processes(way.words, way.environ())
-    counted = None if row in _ONCE else [Path(program).name for program in programs]
+        # The first turn fills the page cache and writes bytecode, so it is not timed: its programs are counted.
+        ways["eager"]()
+        counted = [Path(program).name for program in count_processes(way.words, way.environ())]
+        for number in range(1, bench.options.pairs):
+            print(f"{model.name} {row}: pair {number} of {bench.options.pairs}", file=sys.stderr)
+            turns.append(take_turn(ways, number))
+        if turns:
+            keep(_found(way, turns))
+    bench.warmed.add(model.name)
+    turns.append(take_turn(ways, len(turns) + 1, *_measuring(bench, row)))
+    found, steady = _found(way, turns), steady_of(turns[-1]["eager"], turns[-1]["this"])
     return found | steady | {"processes": counted, "summary": found["summary"] | steady["summary"]}
 
 
-def _starts(eager: list[Start], this: list[Start]) -> dict[str, Any]:
+def start_eager(bench: Bench, model: Model, *more: str, **variables: str) -> Start:
+    return start_child(["eager", *bench.words(model), *more], {**clean_environ(bench.runs / "eager"), **variables})
+
+
+def take_turn(ways: Ways, number: int, *more: str) -> dict[str, Start]:
+    """One start of every way; which one is first changes with `number`, so that a machine that warms up favours none.
+
+    What a start does by `more` comes after its first output, and is in nobody's time.
+    """
+    names, shift = list(ways), number % len(ways)
+    return {name: ways[name](*more) for name in (*names[shift:], *names[:shift])}
+
+
+def _measuring(bench: Bench, row: str) -> list[str]:
+    """What the last start of a row does once its time is taken.
+
+    Rows that start from what `jit` has compiled run its code: they measure the first batch, and no errors again.
+    """
+    words = ["--measure", str(bench.options.measure)]
+    return [*words, "--no-errors", "--batches", bench.first_batch] if row in _OF_JIT else words
+
+
+def _found(way: "_Way", turns: Sequence[dict[str, Start]]) -> dict[str, Any]:
+    eager, this = ([turn[name] for turn in turns] for name in ("eager", "this"))
+    return starts_of(eager, this) | {"bytes": way.shipped_bytes()} | way.more
+
+
+def starts_of(eager: list[Start], this: list[Start]) -> dict[str, Any]:
     compared = compare([one.seconds for one in this], [one.seconds for one in eager])
     extra = sorted(set(this[0].first["modules"]) - set(eager[0].first["modules"]))
     summary = {"start_ratio": round(compared["ratio_median"], 3), "added_seconds": round(compared["added_seconds"], 3)}
@@ -197,8 +233,8 @@ def _package(bench: Bench, words: list[str], place: Path) -> _Way:
 
 def _aot_compile(bench: Bench, model: Model, place: Path) -> _Way:
     """One shape: what torch writes answers for the inputs that it was traced with. Tuned as `jit` was, where it ran."""
-    first = bench.options.batches.partition(",")[0]
-    words = [*bench.words(model, batches=first), "--mode", bench.options.mode, "--file", str(place / "function.bin")]
+    file = ("--file", str(place / "function.bin"))
+    words = [*bench.words(model, batches=bench.first_batch), "--mode", bench.options.mode, *file]
     started = time.perf_counter()
     start_child(["save-aot-compile", *words], clean_environ(place / "aot-compile-build"))
     more = {"build_seconds": time.perf_counter() - started}

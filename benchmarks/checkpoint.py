@@ -45,10 +45,26 @@ def read_checkpoint(module: Any, path: Path, *, device: str) -> Any:
     """
     from safetensors.torch import load_file
 
+    return _give(module, load_file(path, device=device))
+
+
+def make_up(module: Any, *, device: str) -> Any:
+    """Give it tensors of no meaning in the same way: what is compiled depends on their shapes alone."""
+    import torch
+
+    state = {
+        name: (torch.randn if tensor.is_floating_point() else torch.zeros)(
+            tensor.shape, dtype=tensor.dtype, device=device
+        )
+        for name, tensor in module.state_dict().items()
+    }
+    return _give(module, state)
+
+
+def _give(module: Any, state: dict[str, Any]) -> Any:
     tied: dict[int, list[str]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         tied.setdefault(id(tensor), []).append(name)
-    state = load_file(path, device=device)
     for names in tied.values():
         present = next((state[name] for name in names if name in state), None)
         state |= {} if present is None else dict.fromkeys(names, present)

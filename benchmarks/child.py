@@ -2,12 +2,14 @@
 
 `python -m benchmarks.child ROUTE MODEL [--reference REF --lock FILE] [--measure N] [--weights random]`. Lines on stdout
 are JSON; `first-output` is what the parent's clock stops at. With `--checkpoint FILE --batches 1,16` the model is one
-of those for cards: its weights are read from that file, and it is called and measured at each batch, the first first.
+of those for cards: its weights are read from that file (`made-up`: from none, for a run whose results nobody reads),
+and it is called and measured at each batch, the first first; `--every-batch` calls it at each where none is measured.
 """
 
 import argparse
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 
 from benchmarks.routes import ROUTES, SAVES, save_route, take_route
 
+MADE_UP = "made-up"
 GRADLESS = ("save-package", "save-aot-compile", "aot-compile")
 
 
@@ -37,6 +40,9 @@ def main() -> None:
         marks["call"] = time.perf_counter()
         _say("first-output", seconds=_spans(marks), cpu_seconds=time.thread_time(), modules=_compiler_modules())
         speeds = [_measure_at(batch, run, inputs_of(batch), options) for batch in batches if options.measure]
+        if options.every_batch and not options.measure:
+            for batch in batches[1:]:
+                float(run(*inputs_of(batch)).sum())
         peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
         if options.route in SAVES:
             save_route(options, module, inputs_of)
@@ -47,7 +53,7 @@ def main() -> None:
         _say("measured", **speeds[0], batches=speeds, peak_bytes=peak)
     counters = getattr(run, "counters", None)
     reasons, miss = list(getattr(run, "reasons", ())), getattr(run, "last_miss", "")
-    _say("done", counters=counters, tuned=_tuned(), reasons=reasons, miss=miss)
+    _say("done", counters=counters, **_compiler(), reasons=reasons, miss=miss, cache_bytes=_cache_bytes())
 
 
 def _parse() -> argparse.Namespace:
@@ -64,6 +70,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--weights", choices=("given", "random"), default="given")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--every-batch", action="store_true")
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--batches", type=lambda text: tuple(int(one) for one in text.split(",")), default=())
     return parser.parse_args()
@@ -83,14 +90,17 @@ def _make_card_model(options: argparse.Namespace) -> tuple[Any, Callable[[int], 
 
     import torch
 
-    from benchmarks.checkpoint import make_empty, read_checkpoint
+    from benchmarks.checkpoint import make_empty, make_up, read_checkpoint
     from benchmarks.models import CARD, DEEP
 
     model = {**DEEP, **CARD}[options.model]
     source, size = model.import_module(), model.size(tiny=options.tiny)
     dtype = torch.float32 if options.tiny else torch.bfloat16
     module = make_empty(lambda: source.build_module(size=size).to(dtype))
-    module = read_checkpoint(module, Path(options.checkpoint), device=options.device)
+    if options.checkpoint == MADE_UP:
+        module = make_up(module, device=options.device)
+    else:
+        module = read_checkpoint(module, Path(options.checkpoint), device=options.device)
 
     def inputs_of(batch: int) -> tuple[Any, ...]:
         given = source.example_inputs(batch, size=size, **dict(model.inputs))
@@ -144,10 +154,18 @@ def _errors(run: Any, module: Any, inputs: Any, torch: Any) -> dict[str, float]:
     }
 
 
-def _tuned() -> int | None:
-    """How many choices the compiler of this process timed; None where it has none."""
+def _compiler() -> dict[str, int | None]:
+    """How many choices the compiler of this process timed, and graphs it found or not; None where it has none."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return None if utils is None else int(utils.counters["inductor"]["select_algorithm_autotune"])
+    names = {"tuned": "select_algorithm_autotune", "hits": "fxgraph_cache_hit", "misses": "fxgraph_cache_miss"}
+    return {name: None if utils is None else int(utils.counters["inductor"][theirs]) for name, theirs in names.items()}
+
+
+def _cache_bytes() -> int:
+    """What lies in the compiler's caches once this process is through."""
+    places = {os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")} - {None}
+    files = {os.path.join(at, name) for place in places for at, _, names in os.walk(str(place)) for name in names}
+    return sum(os.path.getsize(path) for path in files if os.path.isfile(path))
 
 
 def _spans(marks: dict[str, float]) -> dict[str, float]:

@@ -5,10 +5,12 @@ that was compiled with the options of our builds, one file for each batch.
 """
 
 import argparse
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+BLOB = "mega-cache.bin"
 SAVES = ("save-mega-cache", "save-package", "save-aot-compile")
 ROUTES = ("eager", "jit", "mega-cache", "ours", "package", "aot-compile", *SAVES)
 
@@ -43,7 +45,8 @@ def save_route(options: argparse.Namespace, module: Any, inputs_of: Callable[[in
     match options.route:
         case "save-mega-cache":
             content, _ = torch.compiler.save_cache_artifacts()
-            Path(options.file).write_bytes(content)
+            # Without a name it goes where a captured command may write.
+            Path(options.file or Path(tempfile.gettempdir()) / BLOB).write_bytes(content)
         case "save-aot-compile":
             compiled = torch.compile(type(module).forward, fullgraph=True, dynamic=False, mode=options.mode)
             inputs = inputs_of(options.batches[0] if options.batches else 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aot.sandbox import Limits, run_child
+from aot.sandbox.exit import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOT_KEPT = ("TMPDIR", "PYTHONDONTWRITEBYTECODE")
@@ -20,26 +21,27 @@ _NOT_KEPT = ("TMPDIR", "PYTHONDONTWRITEBYTECODE")
 
 @dataclass(frozen=True)
 class Start:
-    """One process: seconds to its first output, by the clock and of CPU time, and what it said."""
+    """One process: seconds to its first output, by the clock and of CPU time, and what it said, its last words too."""
 
     seconds: float
     cpu_seconds: float
     first: dict[str, Any]
     measured: dict[str, Any]
     done: dict[str, Any]
+    stderr: str = ""
 
 
 def start_child(arguments: Sequence[str], environ: Mapping[str, str]) -> Start:
     """Run one child to its end. Raises RuntimeError with the end of its stderr when it fails."""
+    return start_command([sys.executable, "-m", "benchmarks.child", *arguments], environ)
+
+
+def start_command(command: Sequence[str], environ: Mapping[str, str], *, cwd: Path = ROOT) -> Start:
+    """Run `command`, of which a child comes, to its end. Raises RuntimeError with what it said last when it fails."""
     with tempfile.TemporaryFile() as errors:
         started = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.child", *arguments],
-            cwd=ROOT,
-            env=dict(environ),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+            command, cwd=cwd, env=dict(environ), stdout=subprocess.PIPE, stderr=errors, text=True
         )
         assert process.stdout is not None
         said: dict[str, dict[str, Any]] = {}
@@ -51,34 +53,44 @@ def start_child(arguments: Sequence[str], environ: Mapping[str, str]) -> Start:
             if event["event"] == "first-output":
                 seconds = time.perf_counter() - started
             said[event["event"]] = event
-        if process.wait() != 0 or "done" not in said:
-            errors.seek(0)
-            tail = errors.read().decode(errors="replace")[-3000:]
-            raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}:\n{tail}")
+        code = process.wait()
+        errors.seek(0)
+        tail = errors.read().decode(errors="replace")[-3000:]
+        if code != 0 or "done" not in said:
+            raise RuntimeError(f"{' '.join(command[1:])} ended with {code}:\n{tail}")
     first = said["first-output"]
-    return Start(seconds, first["cpu_seconds"], first, said.get("measured", {}), said["done"])
+    return Start(seconds, first["cpu_seconds"], first, said.get("measured", {}), said["done"], tail)
 
 
 def count_processes(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Run one child again and return every program that it started, counted from outside.
+    """Run one child and return every program that it started, counted from outside. Raises as `count_programs`."""
+    command = [sys.executable, "-m", "benchmarks.child", *arguments]
+    return [program.path for program in count_programs(command, environ)]
+
+
+def count_programs(command: Sequence[str], environ: Mapping[str, str], *, cwd: Path = ROOT) -> tuple[Program, ...]:
+    """Run `command` and return every program that it and what it starts have started, counted from outside.
 
     Raises RuntimeError where it fails: what had been started by then is no count of anything.
     """
     with tempfile.TemporaryDirectory() as scratch:
         ended = run_child(
-            [sys.executable, "-m", "benchmarks.child", *arguments],
-            cwd=ROOT,
+            command,
+            cwd=cwd,
             env=environ,
+            # Torch's compile workers count as well: as many as there are cores, half a gigabyte each.
             limits=Limits(
-                wall_seconds=600, memory_bytes=16 << 30, processes=256, output_bytes=64 << 20, disk_bytes=None
+                wall_seconds=600, memory_bytes=64 << 30, processes=1024, output_bytes=64 << 20, disk_bytes=None
             ),
             sandbox=None,
             writable=(Path(scratch),),
             count_processes=True,
         )
     if ended.code != 0 or ended.processes is None:
-        raise RuntimeError(f"{' '.join(arguments)} ended with {ended.kind} {ended.code}:\n{ended.stderr_tail[-3000:]}")
-    return [str(program.path) for program in ended.processes.programs]
+        raise RuntimeError(
+            f"{' '.join(command[1:])} ended with {ended.kind} {ended.code}:\n{ended.stderr_tail[-3000:]}"
+        )
+    return ended.processes.programs
 
 
 def clean_environ(cache: Path, **extra: str) -> dict[str, str]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.table_caches import missed_caches, render_caches
+
 STARTS = ("ours", "package", "warm", "mega-cache", "aot-compile", "jit", "jit-default")
 # Wanted of a card: how it is called, the bound, and whether the figure must lie below or above it.
 MOST_START, MOST_STEADY, MOST_BYTES, MOST_PEAK = 1.05, 1.0, 0.1, 1.02
@@ -45,6 +47,7 @@ def render(report: Mapping[str, Any], mode: str) -> list[str]:
     host = report["host"]
     where = [str(host[name]) for name in ("card", "cpu", "torch", "cuda", "python") if host.get(name)]
     lines = [f"Mode `{mode}`; {', '.join(where)}.", "", *_starts(rows), "", *_steady(rows), "", *_sizes(rows)]
+    lines += ["", *caches] if (caches := list(render_caches(rows))) else []
     lines += ["", *_regions(report), *_second_builds(report, mode)]
     found = list(missed(report, mode))
     lines += ["", "Missed:" if found else "Missed: nothing.", *([""] if found else []), *(f"* {one}" for one in found)]
@@ -78,6 +81,7 @@ def missed(report: Mapping[str, Any], mode: str) -> Iterator[str]:
     rows = rows_of(report, mode)
     yield from _missed_starts(rows)
     yield from _missed_speeds(rows)
+    yield from missed_caches(rows, mode)
     for model, of_model in rows.items():
         ratio = _over(_bytes(of_model, "ours"), _bytes(of_model, "mega-cache"))
         if ratio and ratio > MOST_BYTES:

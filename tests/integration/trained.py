@@ -1,8 +1,10 @@
-"""Two processes on gloo train one model: mixed precision, a layer computed again backwards, a compiled optimizer.
+"""Processes that train one model: mixed precision, a layer computed again backwards, a compiled optimizer.
 
-`python -m torch.distributed.run --nproc-per-node 2 trained.py FILE` appends the losses to FILE as one line.
+`python -m torch.distributed.run --nproc-per-node 2 trained.py FILE [cuda]` appends the losses to FILE as one line: on
+gloo, or on NCCL with a card for each rank. Started without a launcher it is one process, which trains alone.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,29 +24,46 @@ class Net(torch.nn.Module):
         return self.second(hidden)
 
 
-def main(place: Path) -> None:
-    dist.init_process_group("gloo")
+def join(device: str) -> bool:
+    """Join the other ranks, where a launcher has started some; return whether it has."""
+    local = os.environ.get("LOCAL_RANK")
+    if local is None:
+        return False
+    if device == "cuda":
+        # The only card that this rank sees, so its first: a card's number is in the code, and the ranks' must be equal.
+        cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(8)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = cards.split(",")[int(local)]
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    return True
+
+
+def main(place: Path, device: str) -> None:
+    together = join(device)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    net = Net()
-    model = torch.compile(DistributedDataParallel(net))
+    net = Net().to(device)
+    model = torch.compile(DistributedDataParallel(net) if together else net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     step = torch.compile(optimizer.step)
-    generator, losses = torch.Generator().manual_seed(dist.get_rank()), []
+    rank, losses = dist.get_rank() if together else 0, []
+    generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
         x, y = torch.randn(8, 16, generator=generator), torch.randint(4, (8,), generator=generator)
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         loss.backward()
         step()
-        dist.all_reduce(total := loss.detach().clone())
+        total = loss.detach().clone()
+        if together:
+            dist.all_reduce(total)
         losses.append(f"{total.item():.6f}")
-    if dist.get_rank() == 0:
+    if rank == 0:
         with place.open("a") as file:
             file.write(" ".join(losses) + "\n")
-    dist.destroy_process_group()
+    if together:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "cpu")

@@ -243,3 +243,17 @@ def test_weights_from_a_file_give_what_the_module_gave(name: str, tmp_path: Path
         assert torch.equal(module(*inputs), read(*inputs))
     tied = [id(tensor) for _, tensor in module.named_parameters()]
     assert len(tied) == sum(1 for _ in read.parameters())  # tied tensors are one again
+
+
+@pytest.mark.torch
+def test_weights_of_no_meaning_are_tied_as_those_of_a_file() -> None:
+    import torch
+
+    from benchmarks.checkpoint import make_empty, make_up
+
+    source = CARD["decoder"].import_module()
+    module = make_up(make_empty(lambda: source.build_module(size="tiny")), device="cpu")
+    assert module.head.weight is module.tokens.weight
+    assert all(isinstance(one, torch.nn.Parameter) and one.device.type == "cpu" for one in module.parameters())
+    with torch.inference_mode():
+        assert module(*source.example_inputs(1, size="tiny")).shape == (1, 64, 50304)
