@@ -50,7 +50,7 @@ def assemble(
 def check_files(manifest: Manifest) -> None:
     """Raise MalformedDocument for the first file of the manifest that cannot be stored or laid out."""
     for index, artifact in enumerate(manifest.artifacts):
-        _check_paths(artifact.files, where=f"$.artifacts[{index}].files")
+        _check_paths(artifact.all_files, where=f"$.artifacts[{index}].files")
     for index, canary in enumerate(manifest.canaries):
         _check_paths(canary.expected, where=f"$.canaries[{index}].expected")
     sizes: dict[str, int] = {}

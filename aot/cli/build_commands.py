@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from aot.cli.options import (
     Entry,
     Faster,
     Freeze,
+    From,
     FullGraph,
     Here,
     Json,
@@ -129,6 +131,7 @@ def build(
     submission: Any,
     priority: Priority = 0,
     here: Here = False,
+    origin: From = None,
     as_bundle: AsBundle = None,
     log: Log = False,
     json: Json = False,
@@ -136,7 +139,10 @@ def build(
     """Submit a model and follow it until it is published; for several profiles one build each.
 
     With --here it is built on this machine and pushed; with --as-bundle as well, it is written there for `aot push`.
+    With --from as well, its code is made of that bundle's, for a card that need not be here.
     """
+    if origin is not None:
+        return _build_from(submission, origin, here=here, as_bundle=as_bundle, log=log, json=json)
     from aot.cli import builds, many
     from aot.cli.here import build_to_directory, build_to_push
     from aot.cli.output import emit
@@ -147,19 +153,14 @@ def build(
             "--as-bundle belongs to --here",
             hint=f"without --here, fetch it afterwards: aot pull {submission.reference} --as-bundle",
         )
-    profiles = many.parse_profiles(submission.profile)
-    if as_bundle is not None and len(profiles) > 1:
-        raise InvalidInput(
-            f"--as-bundle writes one bundle, found {len(profiles)} profiles", hint="name one profile, or leave it out"
-        )
+    if len(profiles := many.parse_profiles(submission.profile)) > 1:
+        if as_bundle is not None:
+            found = f"--as-bundle writes one bundle, found {len(profiles)} profiles"
+            raise InvalidInput(found, hint="name one profile, or leave it out")
+        client = builds.connected()
+        submitted = many.push_each if here else partial(many.submit_each, priority=priority)
+        return many.follow_all(client, submitted(client, submission, profiles), as_json=json, log=log)
     client = builds.connected()
-    if len(profiles) > 1:
-        begun = (
-            many.push_each(client, submission, profiles)
-            if here
-            else many.submit_each(client, submission, profiles, priority=priority)
-        )
-        return many.follow_all(client, begun, as_json=json, log=log)
     if as_bundle is not None:
         stored = build_to_directory(client, submission, as_bundle)
         emit({"bundle": stored.digest, "directory": str(stored.directory)}, [stored.digest], as_json=json)
@@ -167,6 +168,23 @@ def build(
     started = (
         build_to_push(client, submission) if here else builds.submit(client, submission, priority=priority).build.id
     )
+    builds.follow(client, started, as_json=json, log=log)
+    return None
+
+
+def _build_from(
+    submission: Any, origin: str, *, here: bool, as_bundle: Path | None, log: bool, json: bool
+) -> int | None:
+    from aot.cli import builds, from_bundle
+    from aot.cli.output import emit
+
+    from_bundle.check_request(submission, _read_model(str(submission.reference)), here=here)
+    client = builds.connected()
+    if as_bundle is not None:
+        stored = from_bundle.build_from_to_directory(client, submission, origin, as_bundle)
+        emit({"bundle": stored.digest, "directory": str(stored.directory)}, [stored.digest], as_json=json)
+        return None
+    started = from_bundle.build_from_to_push(client, submission, origin)
     builds.follow(client, started, as_json=json, log=log)
     return None
 

@@ -194,6 +194,8 @@ def artifact_lines(artifact: Artifact) -> list[str]:
         )
     if artifact.tuned is False:
         lines.append("  untuned: built without the card, no configuration was measured")
+    if artifact.kept is not None:
+        lines.append(f"  keeps its kernels for other cards: {size(artifact.kept.size_bytes)}")
     if artifact.program_guards:
         kinds = Counter(guard.kind for guard in artifact.program_guards)
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot.cli.missing import Command, build_command, describe_need
+from aot.cli.missing import Command, build_command, describe_need, other_card_command
 from aot.cli.output import table, weights_word
 from aot.cli.unproven import Unproven, list_unproven, look_up_told, unproven_lines
 from aot.cli.wrap import wrap
@@ -47,6 +47,7 @@ class MissingBuild(Response, kw_only=True):
     wanted: str
     profile: Name | None = None
     open_facts: tuple[str, ...] = ()
+    without_card: str | None = None  # a command that makes untuned code of a bundle for another card, on any machine
 
 
 class Explanation(Response, kw_only=True):
@@ -78,6 +79,7 @@ class Explained:
     need: Need | None
     command: Command | None
     pending: tuple[Unproven, ...] = ()
+    without_card: Command | None = None
 
     def to_json(self) -> Explanation:
         selection, near, need = self.selection, self.near, self.need
@@ -107,6 +109,7 @@ class Explained:
                 wanted=describe_need(need),
                 profile=need.profile.name if need.profile else None,
                 open_facts=need.open_facts,
+                without_card=self.without_card and self.without_card.line,
             ),
             pending=self.pending,
         )
@@ -122,7 +125,12 @@ class Explained:
         lines += ["", *wrap(f"to build {what} ({describe_need(self.need)}):", width), ""]
         lines += [f"  {line}" for line in self.command.lines(width and width - 2)]
         holes = [f"{hole}: {meaning}" for hole, meaning in self.command.placeholders.items()]
-        return [*lines, "", *(part for hole in holes for part in wrap(hole, width, indent="  "))]
+        lines += ["", *(part for hole in holes for part in wrap(hole, width, indent="  "))]
+        if self.without_card is None:
+            return lines
+        said = "or, untuned and pending until such a card has proven it, without one:"
+        command = self.without_card.lines(width and width - 2)
+        return [*lines, "", *wrap(said, width), "", *(f"  {line}" for line in command)]
 
 
 def explain(reference: str, environment: Environment, *, config: Config, lock: Path | None = None) -> Explained:
@@ -146,7 +154,8 @@ def explain(reference: str, environment: Environment, *, config: Config, lock: P
         profiles = [profile for profile in profiles if profile.device and profile.device.sku == sku]
     need = missing(environment, profiles=profiles)
     command = build_command(resolved.reference, manifest.spec, need)
-    return Explained(resolved, selection, environment, near, need, command, pending)
+    apart = other_card_command(resolved.reference, manifests.values(), need) if selection.bundle is None else None
+    return Explained(resolved, selection, environment, near, need, command, pending, apart)
 
 
 def selection_lines(
@@ -238,13 +247,15 @@ def _registered(config: Config, resolved: Resolved) -> tuple[Profile, ...]:
 def _is_in_vain(profile: Profile, resolved: Resolved, selection: Selection) -> bool:
     """True where a build for `profile` is there already, whatever this host makes of it: equal keys mean equal builds.
 
-    Not where all its artifacts lack what they must record: a new build would have it.
+    Not where all its artifacts lack what they must record, nor where it was made without the card: a new build would
+    have what they lack.
     """
     built = {
         digest
         for digest, manifest in resolved.bundles
         if (manifest.profile.name, manifest.profile.capability, manifest.profile.toolchain)
         == (profile.name, profile.capability, profile.toolchain)
+        and all(artifact.tuned is not False for artifact in manifest.artifacts)
     }
     decisions = [decision for decision in selection.decisions if decision.bundle in built]
     near = nearest(decisions)

@@ -4,7 +4,7 @@ Pure. What no bundle holds, the source above all, is a placeholder in capitals.
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,10 @@ import msgspec
 from msgspec.structs import asdict
 
 from aot.nearest import Need
+from aot.schema.devices import card_profile
+from aot.schema.manifest import Manifest
 from aot.schema.names import Reference
+from aot.schema.profile import device_profile_name
 from aot.schema.recipe import Dimension, Recipe, Route
 from aot.schema.spec import BytecodeSource, CommandSource, FactorySource, KernelSource, Limits, ProgramSource, Spec
 
@@ -79,6 +82,24 @@ def build_command(reference: Reference, spec: Spec, need: Need) -> Command:
     words += [f"--weights {shlex.quote(f'{WEIGHTS}/{file.path}')}" for file in spec.weights]
     words += [*_recipe(spec.recipe), *_limits(spec.limits)]
     return Command(("aot build", name, *words), holes | _left_out(spec.recipe))
+
+
+def other_card_command(reference: Reference, manifests: Iterable[Manifest], need: Need) -> Command | None:
+    """Return the `aot build --from` that makes untuned code for the card, of a bundle that keeps its kernels.
+
+    None where no bundle keeps them under the host's torch, or the card has no name to ask for. The command says what
+    else is in the way.
+    """
+    if need.sku is None or need.capability is None or need.capability.family != "cuda":
+        return None
+    name = str(reference).partition("@")[0]
+    for manifest in manifests:
+        toolchain = manifest.profile.toolchain
+        card = need.profile or card_profile(device_profile_name(need.sku), toolchain)
+        kept = all(artifact.kept is not None for artifact in manifest.artifacts)
+        if card is not None and kept and need.torch in (None, toolchain.torch) and card.name != manifest.profile.name:
+            return Command(("aot build", name, "--here", f"--from {name}", f"--profile {card.name}"), {})
+    return None
 
 
 def describe_need(need: Need) -> str:

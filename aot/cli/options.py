@@ -51,6 +51,10 @@ Faster = Annotated[bool, typer.Option("--require-faster", help="Fail unless comp
 Priority = Annotated[int, typer.Option(help="Higher is built sooner; below 0 is bulk, and waits for others.")]
 Log = Annotated[bool, typer.Option("--log", help="Also show the build's log lines.")]
 Here = Annotated[bool, typer.Option("--here", help="Build on this machine and push, instead of on a worker.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="With --here: a proven bundle whose kernels are lowered for the card of --profile."),
+]
 AsBundle = Annotated[Path | None, typer.Option("--as-bundle", help="Write the whole bundle to this new directory.")]
 Limit = Annotated[int | None, typer.Option(help="List at most so many.")]
 Guards = Annotated[

@@ -23,6 +23,7 @@ from aot.compile.host import (
 )
 from aot.compile.inductor import CompiledPackage, compile_package
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
+from aot.compile.kernels.kept import keep_kernels
 from aot.compile.multi_arch import multi_arch_note
 from aot.compile.options import captures_graphs, inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters
@@ -258,6 +259,8 @@ class ArtifactMaker:
             fallback=self._fallback(kernels, capability),
             of_module=self._tree is not None,
         )
+        kept, why = keep_kernels(dict(kernels), package.directory, self._job)
+        self._warnings += [f"{unit.label}, {unit.whole.label}: {why}"] if why else []
         return Artifact(
             region=unit.region,
             instances=unit.instances,
@@ -274,6 +277,7 @@ class ArtifactMaker:
             elf=elf,
             kernels=package.kernels,
             facts=self._facts(unit),
+            kept=kept,
         )
 
     def _facts(self, unit: Unit) -> dict[str, str]:

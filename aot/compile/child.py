@@ -16,10 +16,12 @@ from aot.compile.job import OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
 from aot.compile.options import check_options, cpu_capability
 from aot.compile.program import Program, open_factory, place_program
 from aot.errors import AotError, InvalidProfile, SourceNotExportable
+from aot.pause import import_for_good
 from aot.recipes import check_recipe
 from aot.recipes.check import PACKAGE_THEN_FUNCTION
 from aot.sandbox.events import write_event
 from aot.schema.codec import decode, encode
+from aot.schema.profile import Profile
 from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase
 from aot.schema.wire.errors import ErrorBody
@@ -86,18 +88,13 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
         return (child.make_kernels if job.kind is JobKind.KERNEL else again.make_again)(job, progress)
     check_recipe(job.recipe)
     with progress.phase(Phase.LOADING):
+        import_for_good(lambda: _import_compiler(job.profile))
         import torch
 
         from aot.compile.artifacts import ArtifactMaker
-        from aot.compile.torch_inductor import known_options, load_compiler
+        from aot.compile.torch_inductor import known_options
 
-        if torch.__version__ != job.profile.toolchain.torch:
-            raise InvalidProfile(
-                f"profile {job.profile.name} is for torch {job.profile.toolchain.torch}, this is {torch.__version__}",
-                hint="register the worker again: its torch has changed",
-            )
         check_options(job.recipe.options, known_options())
-        load_compiler()
         torch.manual_seed(job.seed)
         program = open_job(job)
         program = place_program(program, job.profile.torch_device)
@@ -118,6 +115,19 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
     from aot.compile.function.instead import make_instead
 
     return make_instead(job, refusal, isa=isa, progress=progress)
+
+
+def _import_compiler(profile: Profile) -> None:
+    import torch
+
+    if torch.__version__ != profile.toolchain.torch:
+        raise InvalidProfile(
+            f"profile {profile.name} is for torch {profile.toolchain.torch}, this is {torch.__version__}",
+            hint="register the worker again: its torch has changed",
+        )
+    from aot.compile import artifacts, torch_inductor  # noqa: F401
+
+    torch_inductor.load_compiler()
 
 
 def _without_frames(error: SourceNotExportable) -> SourceNotExportable:
@@ -154,6 +164,7 @@ def open_job(job: CompileJob) -> Program:
 
 def prepare_compiler(job: CompileJob) -> str:
     """Pin the instruction set and share the headers; return the set's name."""
+    from aot.compile.torch_checks import catch_checks
     from aot.compile.torch_inductor import pin_instruction_set, share_headers, use_header_directory
     from aot.compile.torch_threads import adapt_to_threads
 
@@ -161,6 +172,7 @@ def prepare_compiler(job: CompileJob) -> str:
     if job.headers:
         share_headers(Path(job.headers), private)
     use_header_directory(private)
+    catch_checks()
     if job.profile.threads is None:
         adapt_to_threads()
     return pin_instruction_set(cpu_capability(job.profile))

@@ -21,6 +21,7 @@ ARTIFACTS_DIRECTORY = "artifacts"
 class JobKind(StrEnum):
     SOURCE = "source"
     KERNEL = "kernel"  # a Triton kernel, for a card that need not be here
+    KEPT = "kept"  # what packages keep of their kernels, for another card; `tree` has one file for each artifact
     WARM = "warm"  # build a model of our own, for the headers that later builds share
 
 

@@ -203,11 +203,7 @@ def run_job(
     should_stop: ShouldStop = lambda: None,
 ) -> Compiled:
     """Run one child to its end, and return what it made. Raises as `compile_source`."""
-    observed = observe_toolchain()
-    if job.kind is not JobKind.KERNEL:
-        # For the build's log, which stays with the registry: a bundle names no place of its builder.
-        on_event({"line": f"compiler {observed.compiler} ({observed.toolchain.compiler})"})
-    layout.prepare(observed.compiler, march=cpu_capability(job.profile).level)
+    layout.prepare(_compiler_of(job, on_event), march=cpu_capability(job.profile).level)
     (layout.scratch / "job" / "job.json").write_bytes(encode(job))
     phase = Phase.LOADING
 
@@ -234,6 +230,17 @@ def run_job(
     )
     outcome = read_outcome(layout.scratch / "out", ended, phase=phase, limits=limits)
     return _accept(outcome, job, out=layout.scratch / "out", ended=ended)
+
+
+def _compiler_of(job: CompileJob, on_event: OnEvent) -> Path:
+    """Return the C++ compiler. Kept kernels need none, nor torch: Triton brings its own assembler."""
+    if job.kind is JobKind.KEPT:
+        return Path("g++")
+    observed = observe_toolchain()
+    if job.kind is not JobKind.KERNEL:
+        # For the build's log, which stays with the registry: a bundle names no place of its builder.
+        on_event({"line": f"compiler {observed.compiler} ({observed.toolchain.compiler})"})
+    return observed.compiler
 
 
 def _limits_of(limits: Limits) -> ChildLimits:
@@ -328,7 +335,7 @@ def _as_compile_error(outcome: CompileOutcome, ended: ChildExit) -> AotError:
 def check_files(out: Path, outcome: CompileOutcome) -> Iterator[tuple[Digest, Path]]:
     """Hash every file again. Raises BackendFailed where the child's word and its files differ."""
     for index, artifact in enumerate(outcome.artifacts):
-        for file in artifact.files:
+        for file in artifact.all_files:
             path = PurePosixPath(file.path)
             found = None
             if not path.is_absolute() and not {"..", "."} & set(file.path.split("/")) and "\0" not in file.path:

@@ -9,7 +9,7 @@ from aot.rules.software import AMX_KERNEL, check_kernel
 from aot.schema.capability import CPU_X86_LEVELS, Capability
 from aot.schema.environment import Environment, Gpu, host_cpu
 from aot.schema.names import Name
-from aot.schema.profile import AMX, CPU_TARGETS, Device, Profile, Toolchain
+from aot.schema.profile import AMX, CPU_TARGETS, Device, Profile, Toolchain, device_profile_name
 
 
 def observe_profiles(environment: Environment, *, only: str | None = None) -> tuple[Profile, ...]:
@@ -65,12 +65,9 @@ def _cpu_targets(environment: Environment) -> Iterator[tuple[Name, Capability]]:
 
 
 def _of_gpu(gpu: Gpu, toolchain: Toolchain, packages: dict[str, str]) -> Profile:
-    # A slice is tuned for itself, so it has a name of its own beside its card's.
-    whole = gpu.sku if gpu.mig is None else f"{gpu.sku} mig {gpu.mig}"
-    words = "".join(letter if letter.isalnum() else "-" for letter in whole.lower()).strip("-")
     device = Device(sku=gpu.sku, sm_count=gpu.sm_count or 0, memory_bytes=gpu.memory_bytes, mig=gpu.mig)
     return Profile(
-        name=Name.parse(f"{words.removeprefix('nvidia-')}"[:100]),
+        name=device_profile_name(gpu.sku, gpu.mig),
         capability=gpu.capability,
         toolchain=toolchain,
         device=device,

@@ -12,6 +12,7 @@ from aot.compile.binaries import binaries_of
 from aot.compile.host import host_guards, kernel_guards, narrowest_of
 from aot.compile.isa import offences_in
 from aot.compile.kernels.code_object import read_code_object
+from aot.compile.kernels.kept import read_kept
 from aot.errors import AotError, QualificationFailed
 from aot.facts import read_elf
 from aot.facts.targets import fallback_of, machine_targets
@@ -60,6 +61,21 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
         yield f"wanted one library, found {len(libraries)}"
         return
     yield from _faults_of_package(artifact, manifest, libraries[0], paths)
+    yield from _faults_of_kept(artifact, paths)
+
+
+def _faults_of_kept(artifact: Artifact, paths: Mapping[Digest, Path]) -> Iterator[str]:
+    """What is kept for other cards must be of this artifact's kernels; what comes of it is proven like every build."""
+    if artifact.kept is None:
+        return
+    try:
+        kept = read_kept(paths[artifact.kept.digest], (file.path for file in _kernel_files(artifact)))
+    except AotError as error:
+        yield f"what it keeps for other cards cannot be used: {error.message}"
+        return
+    held = {(kernel.path, kernel.name) for kernel in artifact.binaries if kernel.path.startswith(CUBINS)}
+    if held and held != {(kernel.path, kernel.name) for kernel in kept.kernels}:
+        yield "what it keeps for other cards is of other kernels than its files hold"
 
 
 def _kernel_files(artifact: Artifact) -> list[File]:

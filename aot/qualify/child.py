@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from aot.errors import AotError, QualificationFailed
+from aot.pause import import_for_good
 from aot.qualify.job import CLAIM_FILE, Claim, Comparisons, ProofJob, Task, Tell
 from aot.schema.codec import decode, encode
 from aot.schema.wire.errors import ErrorBody
@@ -29,6 +30,8 @@ def main(job_file: Path, tell: Tell) -> int:
 
 def run_job(job: ProofJob, tell: Tell) -> Claim | Comparisons:
     """Do the work of one job."""
+    if job.cpu is not None or job.task not in (Task.EAGER, Task.START):  # those two are timed, and are as a pod is
+        import_for_good(_import_torch)
     if job.task is Task.COMPARE:
         from aot.qualify.compare import compare_cases
 
@@ -55,6 +58,10 @@ def run_job(job: ProofJob, tell: Tell) -> Claim | Comparisons:
     from aot.qualify.start import run_start
 
     return run_start(job, program, tell)
+
+
+def _import_torch() -> None:
+    import torch  # noqa: F401
 
 
 def _failure(error: Exception) -> QualificationFailed:

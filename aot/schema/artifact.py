@@ -201,6 +201,7 @@ class Artifact(Document, kw_only=True):
 
     `files` hold what a loader maps: for the package route `lib/…so`, `cubin/…`, and `constants/…` for lifted
     constants. `instances` are the dotted module names that the region stands for: `("",)` for a whole program.
+    `kept` is what a build for another card starts from (aot.compile.kernels.kept): no pod fetches it.
     """
 
     region: str
@@ -226,3 +227,9 @@ class Artifact(Document, kw_only=True):
     tuned: bool | None = None  # False: nothing was measured; True needs measured `kernels`; None: as the recipe says
     launch: Launch | None = None
     facts: dict[str, str] = {}  # of the route: "march", "simdlen", "threads", ...
+    kept: File | None = None
+
+    @property
+    def all_files(self) -> tuple[File, ...]:
+        """What belongs to it: what a loader maps, then what is kept."""
+        return self.files if self.kept is None else (*self.files, self.kept)

@@ -18,6 +18,8 @@ Sources by short name:
 from dataclasses import dataclass
 
 from aot.schema.capability import Capability
+from aot.schema.names import Name
+from aot.schema.profile import Device, Profile, Toolchain, device_profile_name
 from aot.schema.targets import level_features
 
 _MIB = 1 << 20
@@ -146,3 +148,22 @@ CPUS: dict[str, Cpu] = {
     "graviton4": _cpu(_NEOVERSE_V2, "AWS Graviton technical guide: Neoverse V2", 128),
     "grace": _cpu(_NEOVERSE_V2, "NVIDIA Grace performance tuning guide: Neoverse V2", 128),
 }
+
+
+def card_profile(name: str, toolchain: Toolchain) -> Profile | None:
+    """Return the profile that a worker with a card of NVIDIA's would be, with `toolchain`; None for an unknown name.
+
+    `name` is the card's in this catalogue, or its profile's. Where the driver's figure of its memory is not known, a
+    worker's is another one, and so is its build key.
+    """
+    for known, card in CARDS.items():
+        named = device_profile_name(card.name)
+        if card.capability.family == "cuda" and name in (known, named):
+            device = Device(sku=card.name, sm_count=card.multiprocessors or 0, memory_bytes=card.memory_bytes)
+            return Profile(name=Name(named), capability=card.capability, toolchain=toolchain, device=device)
+    return None
+
+
+def is_of_catalogue(profile: Profile) -> bool:
+    """True of a card's profile that is what this catalogue says of the card, and nothing besides."""
+    return profile.device is not None and card_profile(profile.name, profile.toolchain) == profile

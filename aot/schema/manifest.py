@@ -58,7 +58,7 @@ class Manifest(Document, kw_only=True):
     def files(self) -> Iterator[File]:
         """Every file, artifact by artifact; equal files of two artifacts appear twice."""
         for artifact in self.artifacts:
-            yield from artifact.files
+            yield from artifact.all_files
         for canary in self.canaries:
             yield from canary.expected
 

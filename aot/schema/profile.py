@@ -82,6 +82,16 @@ def cpu_target_among(name: Name, profiles: Iterable[Profile]) -> Profile | None:
     return Profile(name=name, capability=CPU_TARGETS[name], toolchain=like.toolchain, packages=like.packages)
 
 
+def device_profile_name(sku: str, mig: str | None = None) -> Name:
+    """Return the name of a card's profile. A slice is tuned for itself, so it has a name of its own beside its card's.
+
+    Raises InvalidName for a card whose name has no letter or digit.
+    """
+    whole = sku if mig is None else f"{sku} mig {mig}"
+    words = "".join(letter if letter.isalnum() else "-" for letter in whole.lower()).strip("-")
+    return Name.parse(words.removeprefix("nvidia-")[:100])
+
+
 def kernel_profile_name(capability: Capability, triton: str) -> Name:
     """Return the name of the profile that kernels are built for without its card: what decides their code, no more."""
     words = f"{capability.family}-{capability.target}-triton-{triton}".lower().replace("+", "-")

@@ -35,7 +35,7 @@ def artifacts_of(received: Received) -> list[ArtifactRow]:
 def files_of(received: Received) -> list[ArtifactBlobRow]:
     """One row a file: those of the artifacts, then what the canaries expect."""
     manifest = received.manifest
-    owned = [(index, file) for index, artifact in enumerate(manifest.artifacts) for file in artifact.files]
+    owned = [(index, file) for index, artifact in enumerate(manifest.artifacts) for file in artifact.all_files]
     owned += [(canary.artifact, file) for canary in manifest.canaries for file in canary.expected]
     return [
         ArtifactBlobRow(

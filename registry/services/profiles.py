@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from aot.errors import InvalidProfile, ProfileNotFound
+from aot.schema.devices import is_of_catalogue
 from aot.schema.manifest import Manifest
 from aot.schema.names import Name
 from aot.schema.profile import CPU_TARGETS, Profile, cpu_target_among
@@ -73,6 +74,22 @@ def put_cpu_target(name: Name, *, now: datetime, session: Session) -> Profile:
     if row.profile != profile:
         row.profile, row.registered_at = profile, now  # the CPU workers have another toolchain than they had then
     return profile
+
+
+def put_card(profile: Profile, *, now: datetime, session: Session) -> Profile:
+    """Make a card of the catalogue known that no worker is; one that a worker is, or was, stays as the worker says.
+
+    Raises InvalidProfile for a profile that kernels are built for.
+    """
+    row = fleet_rows.lock_profile(profile.name, session)
+    if row is None and fleet_rows.insert_profile(profile, now=now, session=session):
+        return profile
+    row = row or fleet_rows.lock_profile(profile.name, session)
+    assert row is not None, "the insert failed because the row exists"
+    if is_of_catalogue(row.profile) and all(held.name != profile.name for held in _held(now, session)):
+        row.profile, row.registered_at = profile, now  # pushed before, with another toolchain
+        return profile
+    return get_worker_profile(profile.name, now=now, session=session)
 
 
 def nobody_ran(manifest: Manifest, *, now: datetime, session: Session) -> bool:

@@ -109,6 +109,55 @@ def test_without_a_fitting_profile_the_worker_that_is_needed_is_described(
     )
 
 
+def of_a_card(**deviations: Any) -> Manifest:
+    """A bundle for an H100 that keeps its kernels."""
+    profile = a_gpu_profile()
+    kept = a_file("kept/kernels.json.xz", b"kept")
+    fields = {"capability": "cuda:sm_90a", "torch": profile.toolchain.torch, "kept": kept}
+    return a_manifest(profile=profile, artifacts=(an_artifact(**(fields | deviations)),))
+
+
+def test_of_a_bundle_that_keeps_its_kernels_code_for_the_card_can_be_made(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    simulator.add(of_a_card())
+    a100 = CARD_HOST.replace("h100-sxm", "a100-sxm4-80gb")
+    explained = on(parse_host(a100), config)
+    told = explained.to_json().missing
+    assert told is not None and told.profile is None
+    command = "aot build default/mini:latest --here --from default/mini:latest --profile a100-sxm4-80gb"
+    assert told.without_card == command
+    assert explained.lines()[-3:] == [
+        "or, untuned and pending until such a card has proven it, without one:",
+        "",
+        f"  {command}",
+    ]
+    for other in (a100.replace("2.13.0", "2.12.0"), "mi300x,torch=2.13.0+cu130", CARD_HOST):
+        missing_build = on(parse_host(other), config).to_json().missing
+        assert missing_build is None or missing_build.without_card is None
+
+
+def test_without_kept_kernels_nothing_is_made_of_a_bundle_for_another_card(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    simulator.add(of_a_card(kept=None))
+    told = on(parse_host(CARD_HOST.replace("h100-sxm", "a100-sxm4-80gb")), config).to_json().missing
+    assert told is not None and told.without_card is None
+
+
+def test_a_build_with_the_card_is_proposed_where_one_was_made_without_it(
+    simulator: RegistrySimulator, config: Config
+) -> None:
+    card = a_gpu_profile()
+    guards = host_guards("cuda:sm_90", torch=card.toolchain.torch)
+    guards += (HostGuard(kind="driver", value="580.65.06"), HostGuard(kind="cuda", value="13.0"))
+    simulator.add(of_a_card(tuned=False, capability="cuda:sm_90", host_guards=guards))
+    simulator.profiles = {card.name: card}
+    told = on(parse_host(CARD_HOST), config).to_json()
+    assert told.bundle is not None and told.missing is not None
+    assert (told.missing.profile, told.missing.without_card) == (card.name, None)
+
+
 def test_a_profile_whose_build_the_host_cannot_use_is_not_proposed_again(
     simulator: RegistrySimulator, config: Config
 ) -> None:

@@ -1,6 +1,10 @@
-"""The parent's side: the kernels of one spec, compiled in a sandboxed child with caches of its own."""
+"""The parent's side: the kernels of one spec, or those that packages keep, compiled in a sandboxed child with caches of
+its own."""
 
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aot.compile.job import CompileJob, JobKind
 from aot.compile.kernels.signature import check_signatures
@@ -11,7 +15,7 @@ from aot.errors import CompileFailed, InvalidSpec
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop
 from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe, Route
-from aot.schema.spec import KernelSource, Spec
+from aot.schema.spec import KernelSource, Limits, Spec
 from aot.source import OpenedSource
 
 KERNEL_RECIPE = Recipe(mode=Mode.DEFAULT, routes=(Route.KERNEL,))
@@ -56,4 +60,44 @@ def compile_kernels(
         )
     except CompileFailed as error:
         error.details["backend"] = "triton"
+        raise
+
+
+def compile_kept_kernels(
+    kept: Sequence[Path],
+    profile: Profile,
+    *,
+    scratch: Path,
+    limits: Limits,
+    sandbox: Bubblewrap | None,
+    on_event: OnEvent = lambda event: None,
+    should_stop: ShouldStop = lambda: None,
+) -> Compiled:
+    """Compile what packages keep of their kernels (`kept`, one file each) for `profile`, whose card need not be here.
+
+    The result has one artifact for each file, in their order, whose files are its cubins and nothing else. Nothing of a
+    model's source is run, and no device is used. `scratch` is a directory of this build's own, where the results stay.
+    Raises InvalidCapability for a profile that is for no card of NVIDIA's, and the families InvalidInput and
+    CompileFailed; `details` then say which kernel it was.
+    """
+    target_for(profile.capability)
+    tree = scratch / "kept"
+    tree.mkdir(parents=True)
+    for index, place in enumerate(kept):
+        shutil.copyfile(place, tree / f"{index:06d}")
+    layout = Layout(scratch=scratch.absolute(), isolated=sandbox is not None, source=tree.absolute())
+    out, build = (str(layout.inside(place)) for place in ("out", "build"))
+    job = CompileJob(kind=JobKind.KEPT, tree=str(layout.inside("source")), profile=profile, out=out, build=build)
+    step = ""
+
+    def tell(event: Mapping[str, Any]) -> None:
+        nonlocal step
+        step = str(event.get("step", step))
+        on_event(event)
+
+    try:
+        return run_job(job, layout, limits=limits, sandbox=sandbox, devices=(), on_event=tell, should_stop=should_stop)
+    except CompileFailed as error:
+        error.details["backend"] = "triton"
+        error.details.setdefault("kernel", step)  # where the child died of it
         raise

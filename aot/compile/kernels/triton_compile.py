@@ -10,7 +10,7 @@ from typing import Any
 from aot.compile.kernels.signature import Parameter, check_options, check_threads, match_signature
 from aot.compile.kernels.targets import TritonTarget
 from aot.compile.program import source_frame
-from aot.errors import AotError, BackendFailed, SourceNotLoadable
+from aot.errors import AotError, BackendFailed, InvalidProfile, SourceNotLoadable
 from aot.schema.spec import KernelSignature
 
 LOG_CHARACTERS = 4000
@@ -90,7 +90,7 @@ def compile_signature(kernel: Any, signature: KernelSignature, target: TritonTar
     check_options(signature, _option_names(target))
     try:
         source = ASTSource(kernel, typed, constants, attributes)
-        made = triton.compile(source, target=_gpu_target(target), options=options)
+        made = triton.compile(source, target=gpu_target(target), options=options)
     except (Exception, SystemExit) as error:
         raise _refused(signature, target, error) from error
     check_shared(signature, target, made.metadata.shared)
@@ -123,16 +123,31 @@ def _constants(kernel: Any, signature: KernelSignature) -> dict[str, Any]:
     return {**defaults, **signature.constants}
 
 
-def _gpu_target(target: TritonTarget) -> Any:
+def gpu_target(target: TritonTarget) -> Any:
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
+def require_triton(wanted: str | None) -> None:
+    """Raises InvalidProfile where another release of Triton is installed, or none."""
+    try:
+        import triton
+    except ImportError as error:
+        raise InvalidProfile(
+            f"triton {wanted} is wanted, none is installed here", hint=f"install triton=={wanted}"
+        ) from error
+    if triton.__version__ != wanted:
+        raise InvalidProfile(
+            f"triton {wanted} is wanted, this is {triton.__version__}, which reads its kernels otherwise",
+            hint=f"install triton=={wanted}, in an environment of its own if need be: no card and no CUDA is needed",
+        )
+
+
 def _option_names(target: TritonTarget) -> tuple[str, ...]:
     from triton.compiler.compiler import make_backend
 
-    parsed = make_backend(_gpu_target(target)).parse_options({"enable_fp_fusion": True})
+    parsed = make_backend(gpu_target(target)).parse_options({"enable_fp_fusion": True})
     return tuple(field.name for field in dataclasses.fields(parsed))
 
 
