@@ -1,14 +1,12 @@
 """Private directories: one for a worker while it lives, one for each attempt, gone afterwards whatever happens."""
 
-import contextlib
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from aot.cache.locks import locked
+from aot.cache.trees import remove_tree
 from aot.errors import DirectoryInUse, InvalidConfig
 from aot.schema.names import Name
 
@@ -49,22 +47,6 @@ def scratch_directory(root: Path, build: str) -> Iterator[Path]:
         yield path
     finally:
         remove_tree(path)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove `path` with all it holds, also directories that a child closed to us. What resists stays."""
-    shutil.rmtree(path, ignore_errors=True)
-    if not path.is_dir():
-        return
-    with contextlib.suppress(OSError):
-        path.chmod(0o700)
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            inner = Path(folder, name)
-            if not inner.is_symlink():
-                with contextlib.suppress(OSError):
-                    inner.chmod(0o700)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _clear(root: Path, *, own: Name) -> None:

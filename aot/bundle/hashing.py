@@ -16,12 +16,14 @@ def blob_of(path: Path) -> Blob:
         return blob_in(file)
 
 
-def blob_in(file: BinaryIO) -> Blob:
-    """Return digest and size of what is left of `file`."""
+def blob_in(file: BinaryIO, *, most_bytes: int | None = None) -> Blob:
+    """Return digest and size of what is left of `file`; of no more than `most_bytes` and a chunk of it."""
     running, size_bytes = hashlib.sha256(), 0
     buffer = bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
-    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+    while most_bytes is None or size_bytes <= most_bytes:
+        if not (count := file.readinto(buffer)):  # type: ignore[attr-defined]
+            break
         running.update(view[:count])
         size_bytes += count
     return Blob(digest=Digest.from_hex(running.hexdigest()), size_bytes=size_bytes)

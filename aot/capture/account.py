@@ -48,6 +48,9 @@ class Account:
 
     def line(self) -> str:
         """The one line at exit."""
+        if not self.graphs and self.found == 0:
+            of_restored = f", and looked for none of the {self.restored} that were restored" if self.restored else ""
+            return f"0 graphs: the command compiled none{of_restored}"
         of_bundle = "an unknown number" if self.found is None else str(self.found)
         saved = ""
         if self.saved_seconds is not None and self.found and self.restored and not self.compiled:

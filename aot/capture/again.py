@@ -3,7 +3,7 @@
 Each run sees one directory of caches and one for its home and temporary files, and writes nowhere else. What a worker
 itself writes or reads by name lies beside them, where no command can put a link:
 
-    stderr.txt  bundle/  run-0/  run-1/  caches/{bin, first, first-entries, second, second-entries}
+    stderr.txt  bundle/  tables/  run-0/  run-1/  caches/{bin, first, first-entries, second, second-entries}
 """
 
 import itertools
@@ -19,26 +19,28 @@ from typing import Any
 import msgspec
 
 from aot.bundle import write_bundle
-from aot.capture.capture import BIN, RUNS, Captured, capture
+from aot.capture.capture import BIN, RUNS, Captured, capture, warnings_of
+from aot.capture.collect import Collected
 from aot.capture.command import Ended
 from aot.capture.pins import effective_environment
 from aot.capture.record import artifact_of, require_level
-from aot.capture.union import Base, entries_of, with_bases, with_grown_tables
+from aot.capture.union import Base, entries_of, join_tables, with_bases, with_grown_tables, with_tables
 from aot.environment import observe_environment
 from aot.errors import CompileStopped, InvalidInput, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
 from aot.proof import RECAPTURED
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, run_child
-from aot.sandbox.exit import ExitKind
+from aot.sandbox.exit import ChildExit, ExitKind
 from aot.sandbox.limits import Limits
 from aot.schema.artifact import Artifact
 from aot.schema.manifest import Manifest
-from aot.schema.report import Qualification
+from aot.schema.report import CompileReport, Qualification
 from aot.schema.spec import CommandSource
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 OUTPUT_BYTES = 16 << 20
+TABLES = "tables"
 
 
 def recapture(
@@ -63,15 +65,15 @@ def recapture(
     if not isinstance(source, CommandSource) or tree is None:
         raise QualificationFailed("the capture has no tree that its command runs in", hint="push it with --source TREE")
     scratch.mkdir(parents=True, exist_ok=True)
+    base = entries_of(bases, scratch=scratch / TABLES)
     environ = {**pushed.spec.recipe.environment, **_environ(scratch / "run-0")}
-    into, base, started, said = scratch / "caches", entries_of(bases), itertools.count(), [""]
+    into, started, said = scratch / "caches", itertools.count(), [""]
     effective = effective_environment(observe_environment(), environ, command=source.command)
     on_event({"phase": "qualifying", "step": "running the command"})
 
     def run(command: Sequence[str], wanted: Mapping[str, str]) -> Ended:
         # No run finds what an earlier one has left outside of the caches.
-        number = next(started)
-        place = scratch / f"run-{number}"
+        place = scratch / f"run-{(number := next(started))}"
         environ = {**wanted, **_places(place)}
         shown: dict[str, Any] = {"readable": (tree, into / BIN), "writable": (place, into / RUNS[number])}
         around: dict[str, Any] = {"sandbox": sandbox, "devices": devices, "should_stop": should_stop}
@@ -85,14 +87,24 @@ def recapture(
         raise QualificationFailed(
             f"the command cannot be captured on this worker: {error.message}",
             hint="the details have the end of its output; it runs without a network, in its tree alone",
-            details={"failures": said},
+            details={"failures": error.details.get("failures", said)},
         ) from error
     artifact = artifact_of(made.collected, pushed.profile, effective, environ=environ, seconds=made.seconds)
-    union = with_grown_tables(with_bases(artifact, bases), artifact)
+    union, tables = _union(artifact, made.collected, bases, base, scratch=scratch / TABLES)
     proven = _proven(pushed, union, made, builder=builder)
     # An entry of a base that the run has written anew stays the base's: its bytes are no longer in the caches.
-    paths = {**made.collected.paths, **base.paths}
+    paths = {**made.collected.paths, **base.paths, **tables.paths}
     return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=paths).directory)
+
+
+def _union(
+    artifact: Artifact, made: Collected, bases: Sequence[Base], base: Collected, *, scratch: Path
+) -> tuple[Artifact, Collected]:
+    """Return the artifact with all of the bases, and its tables that are neither theirs nor the run's."""
+    parts = (([entry.as_file() for entry in base.entries], base.paths), (artifact.files, made.paths))
+    tables = join_tables(parts, scratch=scratch)
+    grown = with_grown_tables(with_bases(artifact, bases), artifact)
+    return with_tables(grown, (entry.as_file() for entry in tables.entries)), tables
 
 
 def _proven(pushed: Manifest, artifact: Artifact, made: Captured, *, builder: str) -> Manifest:
@@ -101,6 +113,7 @@ def _proven(pushed: Manifest, artifact: Artifact, made: Captured, *, builder: st
     return msgspec.structs.replace(
         pushed,
         artifacts=(artifact,),
+        compile_report=CompileReport(warnings=warnings_of(made)),
         qualification=_proof(pushed, made),
         provenance=msgspec.structs.replace(pushed.provenance, builder=by),
     )
@@ -162,11 +175,22 @@ def _run(
         stderr=stderr,
         should_stop=should_stop,
     )
-    if ended.kind is ExitKind.STOPPED:
-        raise CompileStopped(f"the proof was stopped: {ended.stop_reason}")
+    _require_an_end(command[0], ended)
     code = ended.code if ended.code is not None else 1
     code = code if ended.kind is ExitKind.EXITED else max(code, 1)
     return Ended(code, time.monotonic() - started), ended.stderr_tail[-2000:]
+
+
+def _require_an_end(program: str, ended: ChildExit) -> None:
+    """Raise CompileStopped, or InvalidInput where a limit has ended it: what it left is no capture."""
+    if ended.kind is ExitKind.STOPPED:
+        raise CompileStopped(f"the proof was stopped: {ended.stop_reason}")
+    if ended.kind not in (ExitKind.EXITED, ExitKind.SIGNALED):
+        raise InvalidInput(
+            f"{program} was ended: {ended.describe()}",
+            hint="narrow the command, or raise the limit",
+            details={"failures": [ended.stderr_tail[-2000:]]},
+        )
 
 
 def _program(name: str, environ: Mapping[str, str], tree: Path) -> str:

@@ -6,21 +6,24 @@ tried), and measures what a start on them saves.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aot.capture.account import Account, account
 from aot.capture.collect import Collected, collect, list_paths
 from aot.capture.command import Ended, run_command
 from aot.capture.entries import graphs_of
+from aot.capture.listing import MOST_FILES, Listing, list_caches
 from aot.capture.pins import pins
 from aot.capture.restore import restore
 from aot.capture.roots import ROOTS
 from aot.capture.units import used_of
 from aot.capture.watch import OpenWatch
-from aot.errors import InvalidInput, QualificationFailed
+from aot.errors import DigestMismatch, InvalidInput, MalformedDocument, QualificationFailed
+from aot.facts import read_elf
 from aot.schema.environment import Environment
 
+MOST_NOTES = 20
 NOTHING = Collected((), {})
 BIN = "bin"
 RUNS = ("first", "second")  # the caches of each run, below what `capture` is given as its scratch directory
@@ -39,12 +42,23 @@ exec g++ "$@" '-ffile-prefix-map={directory}=/aot' -Wl,--build-id=none -s
 
 @dataclass(frozen=True)
 class Captured:
-    """`second` is None where the command ran once. `left_out` counts the files of the first run that are not kept."""
+    """`second` is None where the command ran once. `left_out` counts the files of the first run that are not kept.
+
+    `notes` has a line for each that could not be, in either run.
+    """
 
     collected: Collected
     seconds: tuple[float, float | None]
     second: Account | None
     left_out: int
+    notes: tuple[str, ...] = ()
+
+
+def warnings_of(made: Captured) -> tuple[str, ...]:
+    """Return what a bundle tells of files that could not be kept: MOST_NOTES of them, and how many more."""
+    told = [f"left out: {note}" for note in made.notes[:MOST_NOTES]]
+    more = len(made.notes) - len(told)
+    return (*told, *((f"left out: {more} more",) if more else ()))
 
 
 def capture(
@@ -67,7 +81,8 @@ def capture(
     restore(base.entries, base.paths, into=first)
     known = list_paths(first)
     cold = _run(command, first, environ=environ, effective=effective, run=run, path=compiler)
-    found = list_paths(first)
+    listed = _listed(command, first)
+    found = listed.paths
     if known and not graphs_of(found - known):
         raise QualificationFailed(
             f"there is nothing to add: every graph that {command[0]} compiles here is live already",
@@ -80,11 +95,37 @@ def capture(
             hint="does it compile anything? a program that sets these variables itself cannot be captured",
         )
     everything = collect(first, scratch=scratch / "first-entries", as_found=known)
+    notes = (*listed.left_out, *everything.left_out)
     if not again:
-        return Captured(everything, (cold.seconds, None), None, 0)
-    return _again(
+        return _readable(Captured(everything, (cold.seconds, None), None, 0, notes))
+    made = _again(
         command, everything, cold, known=known, environ=environ, effective=effective, scratch=scratch, run=run
     )
+    return _readable(replace(made, notes=tuple(dict.fromkeys((*notes, *made.notes)))))
+
+
+def _readable(made: Captured) -> Captured:
+    """Return it without shared objects that cannot be read: nobody can tell what these ask of a host."""
+    kept, notes = [], []
+    for entry in made.collected.entries:
+        try:
+            if entry.path.endswith(".so"):
+                read_elf(made.collected.paths[entry.digest])
+            kept.append(entry)
+        except MalformedDocument as error:
+            notes.append(f"{entry.path}: {error.message.partition(': ')[2] or error.message}")
+    collected = replace(made.collected, entries=tuple(kept))
+    return replace(made, collected=collected, notes=(*made.notes, *notes))
+
+
+def _listed(command: Sequence[str], directory: Path) -> Listing:
+    listed = list_caches(directory)
+    if listed.is_cut:
+        raise InvalidInput(
+            f"{command[0]} left more than {MOST_FILES} files in its caches",
+            hint="what tuning tries is pruned, but not so much of it; does the command keep other files there?",
+        )
+    return listed
 
 
 def _again(
@@ -99,20 +140,29 @@ def _again(
     run: Runner,
 ) -> Captured:
     second = scratch / RUNS[1]
-    restore(everything.entries, everything.paths, into=second)
+    try:
+        restore(everything.entries, everything.paths, into=second)
+    except DigestMismatch as error:
+        raise InvalidInput(
+            f"a process that {command[0]} has started was still writing to its caches after the command had ended",
+            hint="end the command when all that it started has ended",
+            details={"failures": [error.message]},
+        ) from error
     before = list_paths(second)
     watch = OpenWatch(second)
     try:
         warm = _run(command, second, environ=environ, effective=effective, run=run)
     finally:
         opened = watch.finish()
-    after = list_paths(second)
+    listed = _listed(command, second)
+    after = listed.paths
     counted = account(second, bundle=before, before=before, after=after, opened=opened, seconds=warm.seconds)
     # What the second run compiled is kept beside what it found: a third may find it. Without a watch all is. What it
     # has taken away, or put a link in the place of, is not there to be kept.
     kept = after if opened is None else (used_of(before, opened) | known | (after - before)) & after
     collected = collect(second, scratch=scratch / "second-entries", only=kept, as_found=before)
-    return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept))
+    notes = (*listed.left_out, *collected.left_out)
+    return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept), notes)
 
 
 def _run(

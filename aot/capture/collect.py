@@ -12,37 +12,38 @@ The command that filled the caches is not trusted by a worker that collects them
 
 import contextlib
 import hashlib
-import re
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from aot.bundle.hashing import blob_in
-from aot.capture.entries import Entry, Kind, kind_of, walk, within_caches
+from aot.capture.entries import Entry, Kind, kind_of, within_caches
+from aot.capture.listing import list_caches
 from aot.capture.pickled import MOST_BYTES, name_of, source_of, stripped
 from aot.capture.plain import open_plain, read_plain
-from aot.capture.roots import ROOTS
-from aot.capture.units import is_litter
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 
 MARK = b"[AOT_CACHES]"
-_NAMES = frozenset(root.name for root in ROOTS)
-_NO_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8: no manifest can name them
 
 
 @dataclass(frozen=True)
 class Collected:
-    """`paths` has the bytes of every entry, which may lie elsewhere than the cache wrote them."""
+    """`paths` has the bytes of every entry, which may lie elsewhere than the cache wrote them.
+
+    `left_out` has a line for each file that was asked for and could not be kept.
+    """
 
     entries: tuple[Entry, ...]
     paths: Mapping[Digest, Path]
+    left_out: tuple[str, ...] = ()
 
 
 def list_paths(directory: Path) -> frozenset[str]:
-    """Return every file of the caches below `directory` that may be an entry; none whose name is not UTF-8."""
-    found = (path for path, _ in walk(directory) if path.partition("/")[0] in _NAMES and not is_litter(path))
-    return frozenset(path for path in found if not _NO_TEXT.search(path))
+    """Return every file of the caches below `directory` that may be an entry (`aot.capture.listing`)."""
+    return list_caches(directory).paths
 
 
 def collect(
@@ -52,32 +53,54 @@ def collect(
 
     Equal graphs are one entry, and programs that torch writes again out of an entry are none. Paths of `as_found`, of
     what was restored or put together elsewhere, keep their bytes. `scratch` holds nothing that collecting has written
-    before. Raises OSError where a file cannot be read, or is none by now: a link or a pipe has its name.
+    before. What may not be read, or is still being written, is left out. Raises OSError where a file is none by now: a
+    link or a pipe has its name.
     """
     found, kept = list_paths(directory), frozenset(as_found)
     programs = _programs(directory, found)
     entries: dict[str, Entry] = {}
     paths: dict[Digest, Path] = {}
+    left_out: list[str] = []
     for number, path in enumerate(sorted(found if only is None else only)):
-        if path not in kept and _is_one_of(programs, directory, path):
+        try:
+            if path not in kept and _is_one_of(programs, directory, path):
+                continue
+            place, name = directory / path, path
+            if (changed := _changed(directory, path, as_found=path in kept)) is not None:
+                place, name = scratch / f"{number}.entry", changed[0]
+                blob: Blob | None = _write(place, changed[1])
+            else:
+                with open_plain(directory, path) as file:
+                    blob = _settled(file)
+        except PermissionError:
+            left_out.append(f"{path}: it may not be read")
             continue
-        place, name = directory / path, path
-        if (changed := _changed(directory, path, as_found=path in kept)) is not None:
-            place, name = scratch / f"{number}.entry", changed[0]
-            blob = _write(place, changed[1])
-        else:
-            with open_plain(directory, path) as file:
-                blob = blob_in(file)
+        if blob is None:
+            left_out.append(f"{path}: it is still being written")
+            continue
         entries[name] = Entry(kind_of(name), name, blob.digest, blob.size_bytes)
         paths[blob.digest] = place
-    return Collected(tuple(entries[path] for path in sorted(entries)), paths)
+    return Collected(tuple(entries[path] for path in sorted(entries)), paths, tuple(left_out))
+
+
+def _settled(file: BinaryIO) -> Blob | None:
+    """Return digest and size of a file; None for one that changes meanwhile: its writer outlives the command."""
+    before = os.fstat(file.fileno())
+    blob = blob_in(file, most_bytes=before.st_size)
+    after = os.fstat(file.fileno())
+    changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+    return None if changed or blob.size_bytes != before.st_size else blob
 
 
 def _programs(directory: Path, found: Collection[str]) -> frozenset[bytes]:
     """Return the digests of the generated programs that entries of graphs have in them."""
-    graphs = (path for path in found if kind_of(path) is Kind.FXGRAPH)
-    sources = (source_of(_start_of(directory, path)) for path in graphs)
-    return frozenset(hashlib.sha256(source.encode()).digest() for source in sources if source is not None)
+    digests = set()
+    for path in found:
+        if kind_of(path) is Kind.FXGRAPH:
+            with contextlib.suppress(PermissionError):
+                if (source := source_of(_start_of(directory, path))) is not None:
+                    digests.add(hashlib.sha256(source.encode()).digest())
+    return frozenset(digests)
 
 
 def _is_one_of(programs: frozenset[bytes], directory: Path, path: str) -> bool:

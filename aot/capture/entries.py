@@ -6,12 +6,11 @@ the kind follows from the path alone: nothing of an entry is unpickled or run to
 torch's caches below a root of its own has the same entries there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from aot.cache.renames import unless_stale
 from aot.schema.digest import Digest
 from aot.schema.spec import File
 
@@ -111,25 +110,6 @@ def graph_of(path: str) -> str | None:
 def graphs_of(paths: Iterable[str]) -> frozenset[str]:
     """Return the keys of the compiled graphs among these paths."""
     return frozenset(key for path in paths if (key := graph_of(path)) is not None)
-
-
-def walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every plain file below `directory` with its relative path, in order; links are not followed or yielded.
-
-    What vanishes meanwhile, as other processes' temporary files do, is not there.
-    """
-    try:
-        found = sorted(unless_stale(lambda: list(directory.iterdir())))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for place in found:
-        if place.is_symlink():
-            continue
-        if place.is_dir():
-            for path, below in walk(place):
-                yield f"{place.name}/{path}", below
-        elif place.is_file():
-            yield place.name, place
 
 
 def _of_inductor(suffix: str) -> Kind:

@@ -88,15 +88,15 @@ def place_of(entry: Saved) -> str:
     key = entry.key
     match entry.kind:
         case SavedKind.INDUCTOR:
-            place = f"fxgraph/{_part(key)[1:3]}/{key}/{_name(entry.content)}"
+            place = f"fxgraph/{_part(entry)[1:3]}/{key}/{_name(entry.content)}"
         case SavedKind.AOT_AUTOGRAD:
-            place = f"aotautograd/{_part(key)}/{_name(entry.content)}"
+            place = f"aotautograd/{_part(entry)}/{_name(entry.content)}"
         case SavedKind.AUTOTUNE if key.count("/") == 1 and key.endswith(".best_config"):
             place = key
         case SavedKind.PGO:
             place = f"dynamo/code_state_{_CODE_STATE.sub('_', key)}.pkl"
         case SavedKind.PRECOMPILE:
-            place = f"dynamo/{_part(key)}/entry"
+            place = f"dynamo/{_part(entry)}/entry"
         case _:
             raise _hostile(entry.kind, key, "it is no place of one file in one directory")
     devices = (f"{part} is a device" for part in place.split("/") if _DEVICES.fullmatch(part))
@@ -165,11 +165,11 @@ def _kind(text: str) -> SavedKind:
         raise _malformed(f"it has entries of kind {text[:80]!r}, which this version of aot does not know") from None
 
 
-def _part(key: str) -> str:
-    """Return `key` where it is the name of one directory, as torch's hashes are."""
-    if "/" in key or len(key) < 3:
-        raise _hostile("cache", key, "it is no name of one directory")
-    return key
+def _part(entry: Saved) -> str:
+    """Return the key where it is the name of one directory, as torch's hashes are."""
+    if "/" in entry.key or len(entry.key) < 3:
+        raise _hostile(entry.kind, entry.key, "it is no name of one directory")
+    return entry.key
 
 
 def _name(content: bytes) -> str:

@@ -2,8 +2,8 @@
 
 An entry of the same graph has other bytes each time it is compiled: it says how long that took, in which directory,
 where in memory a function lay, and from which lines of which files the graph came. Most of it is text that torch keeps
-for its trace log. Without these, equal graphs have equal bytes wherever and whenever they were compiled, and an entry
-is a third as large.
+for its trace log, and comments of the generated program. Without these, equal graphs have equal bytes wherever and
+whenever they were compiled, and an entry is a third as large.
 
 Sources: torch/_inductor/output_code.py, CompiledFxGraph; torch/_functorch/_aot_autograd/aot_autograd_result.py;
 codecache.py, which compares no entry with the digest in its name; PEP 3154: frames are optional.
@@ -13,6 +13,7 @@ import base64
 import hashlib
 import pickle
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,14 @@ _KEY_PART = re.compile(r"\[[a-z2-7]{51,52}\] ")
 # takes an empty one for none (PyCodeCache.stack_frames_for_code).
 _STACK = '  File "'
 _SOURCE = "source_code"
+# Above each kernel and call of a generated program: where the kernel's own file was put, by its absolute path, and the
+# nodes that it was made of. Never within the text of a kernel (torch/_inductor/codegen/wrapper.py, define_kernel;
+# utils.py, get_kernel_metadata).
+_COMMENT = re.compile(
+    r"^[ \t]*# (?:kernel path: |Original path: |Source node to ATen node mapping:|Graph fragment:|"
+    r"(?:Topologically Sorted|Unsorted) Source Nodes: \[).*(?:\n#   .*)*$",
+    re.MULTILINE,
+)
 # What torch writes of a graph is a few megabytes. A command may leave anything, and each byte of a pickle can ask for
 # eight of memory: what is longer than this is left alone, and of such a file no more than this and one byte is read.
 MOST_BYTES = 64 << 20
@@ -115,6 +124,16 @@ def _steps(content: bytes) -> Iterator[_Step]:
         yield _Step(before.start, len(content), before.name, before.argument, before.field)
 
 
+def _lines_alone(comment: re.Match[str]) -> str:
+    """As many lines as before: torch has a map of their numbers."""
+    return "\n" * comment.group().count("\n")
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogatepass")
+    return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
+
+
 def _replacement(step: _Step) -> bytes | None:
     if step.name == "FRAME":  # its length would be another
         return b""
@@ -128,6 +147,9 @@ def _replacement(step: _Step) -> bytes | None:
         return pickle.LONG1 + bytes([len(encoded)]) + encoded
     if not step.name.endswith("UNICODE") or not isinstance(step.argument, str):
         return None
+    if step.field == _SOURCE:
+        program = _COMMENT.sub(_lines_alone, step.argument)
+        return _text(program) if program != step.argument else None
     if step.field in _TEXTS or step.argument.startswith(_STACK) or _KEY_PART.match(step.argument):
         return pickle.SHORT_BINUNICODE + b"\0"
     return None

@@ -16,10 +16,12 @@ import msgspec
 
 from aot.bundle import write_bundle
 from aot.bundle.assemble import assemble
-from aot.capture.capture import Captured, capture
-from aot.capture.collect import collect, list_paths, names_places
+from aot.capture.capture import Captured, capture, warnings_of
+from aot.capture.collect import Collected, collect, list_paths, names_places
 from aot.capture.entries import Entry, entry_of
 from aot.capture.record import artifact_of, capture_recipe, command_source, require_level, with_new
+from aot.capture.tables import form_of
+from aot.capture.union import join_tables, with_tables
 from aot.errors import InvalidInput
 from aot.keys import factors_of, fingerprint_of
 from aot.pipeline.build import Staged, provenance_of, read_staged
@@ -79,7 +81,8 @@ def stage(
     named = _source(making, captured.collected.entries, tree, requirements)
     if source is not None:
         packed = PackedSource(named, (), place)
-    return _stage(making, named, artifact, captured.collected.paths), captured, packed
+    staged = _stage(making, named, artifact, captured.collected.paths, warnings=warnings_of(captured))
+    return staged, captured, packed
 
 
 def require_tree(prepared: "Prepared") -> None:
@@ -103,10 +106,17 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str],
     assert directory is not None and prepared.artifact is not None and prepared.manifest is not None
     there = list_paths(directory)
     restored = {file.path: file.digest for file in prepared.artifact.files}
-    # Tables of what is where grow with what is compiled; those of another bundle's directory lack what this one has.
-    tables = {path for path in restored if path in there and names_places(path) and found_in == directory}
-    new = collect(found_in, scratch=making.scratch / "new", only=(new_paths - restored.keys()) | tables)
-    artifact = with_new(prepared.artifact, new)
+    # Tables grow with what is compiled. One that cannot be joined is taken as it is found, but for another bundle's
+    # directory, where it lacks what this one has.
+    is_same = found_in == directory
+    places = {path for path in restored if path in there and names_places(path) and is_same}
+    tables = {path for path in restored if form_of(path) and path in (there if is_same else list_paths(found_in))}
+    new = collect(found_in, scratch=making.scratch / "new", only=(new_paths - restored.keys()) | tables | places)
+    parts = ((prepared.artifact.files, prepared.blobs), ([entry.as_file() for entry in new.entries], new.paths))
+    joined = join_tables(parts, scratch=making.scratch / "tables")
+    added = tuple(entry for entry in new.entries if entry.path not in tables or entry.path in places)
+    artifact = with_new(prepared.artifact, Collected(added, new.paths))
+    artifact = with_tables(artifact, (entry.as_file() for entry in joined.entries))
     entries = tuple(entry_of(file) for file in artifact.files)
     before = prepared.manifest.spec.source
     assert isinstance(before, CommandSource)
@@ -116,7 +126,7 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str],
     old = collect(directory, scratch=making.scratch / "old", only=left, as_found=left)
     named = command_source(making.command, entries, before.tree)
     named = msgspec.structs.replace(named, requirements=before.requirements, union_of=prepared.bundle)
-    return _stage(making, named, artifact, {**new.paths, **old.paths, **blobs})
+    return _stage(making, named, artifact, {**new.paths, **old.paths, **blobs, **joined.paths})
 
 
 def _source(
@@ -126,7 +136,14 @@ def _source(
     return msgspec.structs.replace(named, requirements=tuple(sorted(requirements)))
 
 
-def _stage(making: Making, source: CommandSource, artifact: Artifact, paths: Mapping[Digest, Path]) -> Staged:
+def _stage(
+    making: Making,
+    source: CommandSource,
+    artifact: Artifact,
+    paths: Mapping[Digest, Path],
+    *,
+    warnings: tuple[str, ...] = (),
+) -> Staged:
     spec = Spec(
         namespace=making.reference.namespace,
         name=making.reference.name,
@@ -140,7 +157,7 @@ def _stage(making: Making, source: CommandSource, artifact: Artifact, paths: Map
         fingerprint=fingerprint_of(factors_of(spec, making.profile)),
         artifacts=(artifact,),
         qualification=Qualification(numerics=""),
-        compile_report=CompileReport(),
+        compile_report=CompileReport(warnings=warnings),
         provenance=provenance_of(spec, builder=making.builder),
     )
     return read_staged(write_bundle(making.scratch / "bundle", manifest=manifest, files=paths).directory)

@@ -21,7 +21,11 @@ from aot.cache.locks import locked, locked_directory
 from aot.cache.renames import rename_into, unless_stale
 from aot.capture.collect import MARK, names_places
 from aot.capture.entries import Entry
+from aot.capture.pickled import MOST_BYTES
+from aot.capture.plain import read_plain
 from aot.capture.roots import ROOTS
+from aot.capture.tables import MOST_BYTES as MOST_TABLE_BYTES
+from aot.capture.tables import form_of, joined
 from aot.errors import AotError, DigestMismatch, InvalidConfig, LocalStorageFull, MalformedDocument
 from aot.schema.digest import Digest
 
@@ -80,10 +84,12 @@ def check_paths(paths: Sequence[str]) -> None:
 
 def _place(entry: Entry, blob: Path, into: Path) -> bool:
     target = into / entry.path
-    if names_places(entry.path):
+    if (names_places(entry.path) or form_of(entry.path)) and entry.size_bytes <= MOST_BYTES:
         content = blob.read_bytes()
         _require(hashlib.sha256(content).hexdigest(), entry)
-        content = content.replace(MARK, str(into).encode())
+        if names_places(entry.path):
+            content = content.replace(MARK, str(into).encode())
+        content = _with_rows_of(target, entry.path, content)
         if _holds(target, content):
             return False
         with _appearing(target, is_whole=partial(_holds, target, content)) as file:
@@ -93,6 +99,15 @@ def _place(entry: Entry, blob: Path, into: Path) -> bool:
         return False
     _copy(blob, target, entry)
     return True
+
+
+def _with_rows_of(target: Path, path: str, content: bytes) -> bytes:
+    """Return a table with what earlier runs on this node have added to it; every other content as it is."""
+    try:
+        there = read_plain(target.parent, target.name, most_bytes=MOST_TABLE_BYTES + 1) if form_of(path) else content
+    except OSError:
+        return content
+    return content if there == content else joined(path, content, there) or content
 
 
 def _is_whole(target: Path, entry: Entry) -> bool:

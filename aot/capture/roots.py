@@ -67,7 +67,9 @@ ROOTS: tuple[CacheRoot, ...] = (
         "vllm",
         "VLLM_CACHE_ROOT",
         "torch_compile_cache/<hash>/rank_<i>_<j>/{inductor_cache,triton_cache,<part>/{vllm_compile_cache.py,"
-        "computation_graph.py,transformed_code.py,cache_key_factors.json,artifact_compile_range_<a>_<b>_subgraph_<n>}}",
+        "computation_graph.py,transformed_code.py,cache_key_factors.json,artifact_compile_range_<a>_<b>_subgraph_<n>}},"
+        " torch_compile_cache/torch_aot_compile/<hash>/{inductor_cache,rank_<i>_<j>/model},"
+        " flashinfer_autotune_cache/<version>/<architecture>/<hash>/autotune_configs.json, modelinfos/<class>.json",
         "vLLM's configuration, the model's code, compiler settings, rank",
         Evidence.FILES,
     ),

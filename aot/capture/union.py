@@ -9,7 +9,7 @@ lose nothing: whoever is second is joined with the first.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,9 @@ import msgspec
 
 from aot.capture.collect import Collected, names_places
 from aot.capture.entries import Entry, entry_of, graphs_of
+from aot.capture.plain import read_plain
 from aot.capture.record import COLD, GRAPHS, RANKS, TAG, WARM, captured
+from aot.capture.tables import MOST_BYTES, form_of, joined
 from aot.errors import QualificationFailed
 from aot.facts.versions import highest
 from aot.schema.artifact import Artifact
@@ -26,6 +28,7 @@ from aot.schema.guard import HostGuard
 from aot.schema.spec import File
 
 _FLOORS = ("libc", "libstdcxx")
+Part = tuple[Iterable[File], Mapping[Digest, Path]]  # files, and where the bytes of each lie
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,21 @@ class Base:
     paths: Mapping[Digest, Path]
 
 
-def entries_of(bases: Sequence[Base]) -> Collected:
-    """Return every entry of the bases; of two under one path the first, since torch names files by what they hold."""
+def entries_of(bases: Sequence[Base], *, scratch: Path) -> Collected:
+    """Return every entry of the bases; of two under one path the first, since torch names files by what they hold.
+
+    But for tables, which are joined: such a one is written below `scratch`.
+    """
     entries: dict[str, Entry] = {}
     paths: dict[Digest, Path] = {}
     for base in bases:
         for file in base.artifact.files:
             entries.setdefault(file.path, entry_of(file))
             paths.setdefault(file.digest, base.paths[file.digest])
-    return Collected(tuple(entries.values()), paths)
+    tables = join_tables([(base.artifact.files, base.paths) for base in bases], scratch=scratch)
+    for entry in tables.entries:
+        entries[entry.path] = entry
+    return Collected(tuple(entries.values()), {**paths, **tables.paths})
 
 
 def with_bases(artifact: Artifact, bases: Sequence[Base]) -> Artifact:
@@ -85,10 +94,57 @@ def with_grown_tables(union: Artifact, run: Artifact) -> Artifact:
     """Return the union with the tables of what is where as the run left them, which has read its base's and added.
 
     Not for a union with what went live beside the run: then the live table stays, and what only the run's names is
-    found below it, in torch's own entries.
+    found below it, in torch's own entries. For tables that `join_tables` cannot read.
     """
     tables = {file.path: file for file in run.files if names_places(file.path)}
-    return msgspec.structs.replace(union, files=tuple(tables.get(file.path, file) for file in union.files))
+    return with_tables(union, tables.values())
+
+
+def with_tables(union: Artifact, tables: Iterable[File]) -> Artifact:
+    """Return the union with these files in the place of those under their paths."""
+    found = {file.path: file for file in tables}
+    return msgspec.structs.replace(union, files=tuple(found.get(file.path, file) for file in union.files))
+
+
+def join_tables(parts: Sequence[Part], *, scratch: Path) -> Collected:
+    """Return every table (`aot.capture.tables`) that several of the parts have otherwise, with the rows of all of them.
+
+    Of two values for one row the first part's stays. A new table is written below `scratch`, which may be shared. What
+    cannot be joined, or whose bytes are not there, is not among them. Raises OSError.
+    """
+    rows: dict[str, list[tuple[File, Path]]] = {}
+    for files, paths in parts:
+        for file in files:
+            if form_of(file.path) is not None and file.digest in paths:
+                rows.setdefault(file.path, []).append((file, paths[file.digest]))
+    entries: list[Entry] = []
+    found: dict[Digest, Path] = {}
+    for path, tables in sorted(rows.items()):
+        places = {file.digest: place for file, place in tables}
+        content = _join_all(path, list(places.values())) if len(places) > 1 else None
+        if content is None:
+            continue
+        file = File(path=path, digest=Digest.of(content), size_bytes=len(content))
+        found[file.digest] = places.get(file.digest) or _write_table(content, file.digest, scratch)
+        entries.append(entry_of(file))
+    return Collected(tuple(entries), found)
+
+
+def _join_all(path: str, places: Sequence[Path]) -> bytes | None:
+    both: bytes | None = None
+    for place in places:
+        content = read_plain(place.parent, place.name, most_bytes=MOST_BYTES + 1)
+        both = content if both is None else joined(path, both, content)
+        if both is None:
+            return None
+    return both
+
+
+def _write_table(content: bytes, digest: Digest, scratch: Path) -> Path:
+    scratch.mkdir(parents=True, exist_ok=True)
+    place = scratch / f"{digest.hex}.table"
+    place.write_bytes(content)
+    return place
 
 
 def _require_same_host(base: Base, artifact: Artifact) -> None:

@@ -17,10 +17,15 @@ _LITTER_SUFFIXES = (".lock", ".tmp", ".log", ".o.d", ".gch", ".pyc")
 
 
 def is_litter(path: str) -> bool:
-    """Whether the file is of no use to another process: a lock, a half-written file, bytecode, a debug trace."""
+    """Whether the file is of no use to another process: a lock, a half-written file, bytecode, a debug trace.
+
+    Nor are facts of one host: which of its cards reach each other's memory (vllm/distributed/device_communicators,
+    gpu_p2p_access_check) has another answer elsewhere, and is believed where it is read.
+    """
     parts = path.split("/")
     return (
-        bool(_LITTER_PARTS & set(parts))
+        path.startswith("vllm/gpu_p2p_access_cache_for_")
+        or bool(_LITTER_PARTS & set(parts))
         or parts[-1].endswith(_LITTER_SUFFIXES)
         or any(part.startswith(_LITTER_PREFIXES) for part in parts)
     )

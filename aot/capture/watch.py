@@ -17,12 +17,13 @@ import threading
 from pathlib import Path
 
 from aot.capture.deaf import start_deaf
+from aot.capture.listing import directories_of
 
 _IN_OPEN, _IN_ISDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x20, 0x40000000, os.O_NONBLOCK, os.O_CLOEXEC
 _HEADER = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
 _POLL_SECONDS = 0.2
-_VANISHED = (errno.ENOENT, errno.ENOTDIR)
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)  # or closed to us: then nothing in it is kept either
 
 
 class OpenWatch:
@@ -58,14 +59,13 @@ class OpenWatch:
         return None if self._lost else frozenset(self._opened)
 
     def _watch_all(self) -> bool:
-        for place, _, _ in os.walk(self._directory):
+        for below, place in directories_of(self._directory):
             number = _libc().inotify_add_watch(self._fd, os.fsencode(place), _IN_OPEN)
             if number < 0 and ctypes.get_errno() in _VANISHED:
                 continue
             if number < 0:  # the user's limit of watches
                 return False
-            below = os.path.relpath(place, self._directory)
-            self._places[number] = "" if below == "." else f"{below}/"
+            self._places[number] = f"{below}/" if below else ""
         return True
 
     def _run(self) -> None:

@@ -1,12 +1,12 @@
 """What `aot capture` and `aot run` do."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aot.bundle import write_bundle
+from aot.cache.trees import temporary_tree
 from aot.capture.account import Account
 from aot.capture.pins import effective_environment
 from aot.capture.prepare import Prepared, open_registry, prepare
@@ -57,6 +57,7 @@ class Made:
             "graphs": int(artifact.facts["graphs"]),
             "entries": len(artifact.files),
             "left_out": self.left_out,
+            "warnings": list(manifest.compile_report.warnings),
             "size_bytes": manifest.size_bytes,
             "found_again": self.second.found if self.second else None,
             "compiled_again": self.second.compiled if self.second else None,
@@ -73,8 +74,10 @@ def capture_command(asked: Asked, *, directory: Path | None, push: bool) -> Made
     effective = effective_environment(observe_environment(), environ, command=asked.command)
     client = connected() if push else None
     profile = _registered(client, asked.profile) if client else _own_profile(effective_cpu=str(effective.node.cpu))
-    with tempfile.TemporaryDirectory(prefix="aot-capture-") as scratch:
-        making = Making(reference, tuple(asked.command), profile, effective, environ, user_name(), Path(scratch))
+    runs = "once, on empty caches" if asked.once else "twice: on empty caches, then on what that left in them"
+    say(f"aot: {asked.command[0]} runs {runs}")
+    with temporary_tree("aot-capture-") as scratch:
+        making = Making(reference, tuple(asked.command), profile, effective, environ, user_name(), scratch)
         staged, captured, packed = stage(
             making, source=asked.source, requirements=asked.requirements, again=not asked.once
         )
@@ -93,6 +96,7 @@ def made_lines(made: Made) -> list[str]:
     ]
     if made.second is not None:
         lines.append(f"  second run: {made.second.line()}")
+    lines += [f"  {warning}" for warning in made.staged.manifest.compile_report.warnings]
     lines += [f"  written to {made.directory}"] if made.directory else []
     lines += [f"  {made.reply.state}: build {made.reply.build} captures it again"] if made.reply else []
     return lines

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from aot.bundle import write_bundle
-from aot.capture.union import Base, with_bases
+from aot.capture.union import Base, join_tables, with_bases, with_tables
 from aot.client import RegistryClient
 from aot.errors import AotError, BundleWithdrawn, NotFound, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
@@ -51,10 +51,14 @@ def join_again(
     spec = staged.manifest.spec
     bases = fetch_bases(client, spec, tags=tags, into=scratch / "bases", should_stop=should_stop)
     [artifact] = staged.manifest.artifacts
-    joined = msgspec.structs.replace(staged.manifest, artifacts=(with_bases(artifact, bases),))
+    parts = (*((base.artifact.files, base.paths) for base in bases), (artifact.files, staged.paths))
+    tables = join_tables(parts, scratch=scratch / "tables")
+    union = with_tables(with_bases(artifact, bases), (entry.as_file() for entry in tables.entries))
+    joined = msgspec.structs.replace(staged.manifest, artifacts=(union,))
     paths = dict(staged.paths)
     for base in bases:
         paths |= base.paths
+    paths |= tables.paths
     return read_staged(write_bundle(scratch / "bundle", manifest=joined, files=paths).directory)
 
 

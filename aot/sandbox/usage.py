@@ -1,10 +1,13 @@
 """Samples what a tree of processes and its writable places use."""
 
+import errno
 import os
 import time
 from collections.abc import Iterable
 
 from aot.sandbox.tree import Entry, read_shared_once_bytes
+
+UNCOUNTABLE_BYTES = 1 << 62
 
 
 class MemoryMeter:
@@ -32,7 +35,10 @@ class MemoryMeter:
 
 
 def read_disk_bytes(paths: Iterable[str]) -> int:
-    """Bytes that the files below `paths` take on disk. What vanishes meanwhile counts as nothing."""
+    """Bytes that the files below `paths` take on disk. What vanishes meanwhile counts as nothing.
+
+    Directories nested so deep that their path cannot be said count as more than any limit: nobody could tell.
+    """
     total = 0
     waiting = list(paths)
     while waiting:
@@ -42,6 +48,7 @@ def read_disk_bytes(paths: Iterable[str]) -> int:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return UNCOUNTABLE_BYTES
     return total

@@ -15,6 +15,7 @@ from aot.capture.capture import capture
 from aot.capture.collect import MARK, collect, list_paths
 from aot.capture.command import run_command
 from aot.capture.entries import Entry, Kind, entry_of, kind_of
+from aot.capture.listing import directories_of
 from aot.capture.pins import TAG, effective_environment, key_tag, pins
 from aot.capture.prepare import Prepared
 from aot.capture.record import artifact_of, command_source, differences, require_level, saved_seconds, with_new
@@ -502,9 +503,9 @@ def test_a_directory_that_vanishes_meanwhile_is_not_there(tmp_path: Path, monkey
 
 def test_a_watch_goes_on_where_a_directory_has_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, **{GRAPH: b"graph"})
-    walked = list(os.walk(tmp_path))
-    gone = (str(tmp_path / "gone"), [], [])
-    monkeypatch.setattr("aot.capture.watch.os.walk", lambda _: iter([walked[0], gone, *walked[1:]]))
+    walked = list(directories_of(tmp_path))
+    gone = ("gone", tmp_path / "gone")
+    monkeypatch.setattr("aot.capture.watch.directories_of", lambda _: iter([walked[0], gone, *walked[1:]]))
     watch = OpenWatch(tmp_path)
     assert watch.works
     (tmp_path / GRAPH).read_bytes()

@@ -70,6 +70,39 @@ def test_entries_of_one_graph_have_equal_bytes_wherever_and_whenever_they_were_m
     assert stripped(an_entry(more="x = 1")) != stripped(one)
 
 
+COMMENTED = """
+# kernel path: {place}/ab/cab.py
+# Topologically Sorted Source Nodes: [{node}], Original ATen: [aten.add]
+# Source node to ATen node mapping:
+#   {node} => add
+# Graph fragment:
+#   %add : [num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = (%{node}, 1), kwargs = {{}})
+kernel = async_compile.triton('kernel', '''
+# a comment of the kernel's own
+#   and more of it
+''')
+        # Unsorted Source Nodes: [{node}], Original ATen: [aten.add]
+        kernel.run(buf0)  # reuse
+"""
+
+
+def test_a_program_says_neither_where_its_kernels_lay_nor_what_its_nodes_were_called() -> None:
+    one, other = (
+        an_entry(more=COMMENTED.format(place=place, node=node)) for place, node in (("/a", "x"), ("/b", "yy"))
+    )
+    assert stripped(one) == stripped(other) == stripped(stripped(one))
+    kept = pickle.loads(stripped(one))["source_code"]
+    lines = kept.removeprefix(PROGRAM).split("\n")
+    assert len(lines) == len(COMMENTED.split("\n"))  # of which torch has a map
+    assert [line for line in lines if line] == [
+        "kernel = async_compile.triton('kernel', '''",
+        "# a comment of the kernel's own",
+        "#   and more of it",
+        "''')",
+        "        kernel.run(buf0)  # reuse",
+    ]
+
+
 def test_everything_else_of_an_entry_stays_as_it_was() -> None:
     assert pickle.loads(stripped(an_entry())) == {
         "source_code": PROGRAM,

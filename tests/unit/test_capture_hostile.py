@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from aot.cache.trees import remove_tree
 from aot.capture.again import recapture
 from aot.capture.collect import MARK, collect, list_paths, repeats
 from aot.capture.prepare import Prepared
@@ -62,6 +63,20 @@ else:
 """
 
 
+LEAVES = """
+(caches / 'inductor').mkdir(exist_ok=True)
+with (caches / 'inductor/huge.so').open('wb') as file:
+    file.truncate(100 << 30)
+(caches / f'inductor/new{chr(10)}line').write_text('x')
+os.mkfifo(caches / 'inductor/pipe.so')
+os.chdir(caches / 'inductor')
+for _ in range(1100):
+    os.mkdir('d')
+    os.chdir('d')
+os.chdir(os.environ['HOME'])
+"""
+
+
 def hostile(tmp_path: Path, attack: str, *, target: Path) -> Manifest:
     """Push a harmless capture, and prove it where its tree has `attack` in front."""
     tree = a_tree(tmp_path / "tree")
@@ -102,6 +117,15 @@ def test_a_command_makes_its_worker_neither_write_nor_publish_what_it_cannot_rea
     assert target.read_bytes() == SECRET and os.listdir(target.parent) == ["one"]
     assert Digest.of(SECRET) not in {file.digest for file in proven.files}
     assert faults_of(proven) == () and "inductor/fxgraph/ab/key/one" in {file.path for file in proven.files}
+
+
+def test_what_no_compiler_leaves_costs_a_worker_a_line(tmp_path: Path) -> None:
+    proven = hostile(tmp_path, LEAVES, target=tmp_path)
+    assert faults_of(proven) == () and "inductor/fxgraph/ab/key/one" in {file.path for file in proven.files}
+    told = [warning.partition(": ")[2] for warning in proven.compile_report.warnings]
+    assert len(told) == 3 and told[0].startswith("inductor/huge.so: 107374182400 bytes")
+    remove_tree(tmp_path / "worker")
+    assert not (tmp_path / "worker").exists()
 
 
 def test_a_command_sees_its_own_caches_and_places_and_no_other_of_its_proof(tmp_path: Path) -> None:

@@ -106,6 +106,18 @@ def test_a_command_that_fails_on_the_worker_is_told_with_what_it_said(tmp_path: 
     assert "no such thing here" in str(raised.value.details["failures"])
 
 
+def test_a_command_beyond_a_limit_is_told_which(tmp_path: Path) -> None:
+    tree = a_tree(tmp_path / "tree")
+    pushed = a_capture(tmp_path, tree, source=tree).manifest
+    few = altered(pushed.spec, limits=altered(pushed.spec.limits, disk_bytes=1 << 20))
+    (tree / "program.py").write_text(
+        "import os, sys\nopen(os.environ['HOME'] + '/f', 'wb').write(b'1' * (8 << 20))\nsys.exit('wrote')"
+    )
+    with pytest.raises(QualificationFailed, match="python3 was ended: too much disk") as raised:
+        again(altered(pushed, spec=few), tree, tmp_path / "worker")
+    assert "wrote" in str(raised.value.details["failures"])
+
+
 def test_a_capture_without_a_tree_is_nothing_to_push(tmp_path: Path) -> None:
     tree = a_tree(tmp_path / "tree")
     pushed = a_capture(tmp_path, tree, source=None).manifest

@@ -279,7 +279,7 @@ def a_base(tmp_path: Path, name: str, **files: bytes) -> Base:
 def test_a_union_holds_all_of_its_bases_and_of_two_under_one_path_the_first(tmp_path: Path) -> None:
     one = a_base(tmp_path, "one", **{OLD: b"old", NEW: b"first"})
     two = a_base(tmp_path, "two", **{NEW: b"second", LATER: b"later"})
-    held = entries_of((one, two))
+    held = entries_of((one, two), scratch=tmp_path / "tables")
     content = {entry.path: held.paths[entry.digest].read_bytes() for entry in held.entries}
     assert content == {OLD: b"old", NEW: b"first", LATER: b"later"}
     union = with_bases(two.artifact, (one,))

@@ -6,9 +6,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from aot.cache.trees import remove_tree
 from aot.errors import InvalidInput
 from aot.sandbox import Bind, BindMode, ChildExit, ExitKind, SandboxKind, run_child
 from aot.sandbox.tree import find_descendants
+from aot.sandbox.usage import UNCOUNTABLE_BYTES, read_disk_bytes
 from tests.sandbox_children import EACH_KIND, MIB, open_sandbox, run_python, some_limits
 
 EXAMPLE = ChildExit(
@@ -174,6 +176,19 @@ def test_too_much_disk_ends_the_child(kind: SandboxKind, lives_on: bool, tmp_pat
     end = run_python(code, str(tmp_path / "f"), str(lives_on), kind=kind, limits=limits, writable=[tmp_path])
     assert end.kind is ExitKind.TOO_MUCH_DISK
     assert end.wall_seconds < 5
+
+
+def test_directories_too_deep_to_be_counted_are_too_much_disk(tmp_path: Path) -> None:
+    assert read_disk_bytes([str(tmp_path)]) < UNCOUNTABLE_BYTES
+    before = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=before)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=before)
+        os.close(before)
+        before = inner
+    os.close(before)
+    assert read_disk_bytes([str(tmp_path)]) >= UNCOUNTABLE_BYTES
+    remove_tree(tmp_path / ("d" * 200))
 
 
 @EACH_KIND

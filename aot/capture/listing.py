@@ -1,0 +1,125 @@
+"""What lies below a directory of caches: the files that may be entries, and those that cannot be, with the reason.
+
+The command that filled it is not trusted to have left what compilers leave. Each bound here is far above what any cache
+holds, and keeps what reads the files afterwards from being led into a loop, out of memory or onto a full disk:
+
+    a name that no manifest can hold, directories deeper than a bundle has     left out by name
+    a directory or file that may not be read, a link, a pipe, a device         left out
+    a file above MOST_FILE_BYTES, or a large one that is nearly all holes      left out: a copy would fill the disk
+    more than MOST_FILES files                                                 the rest is not looked at
+"""
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot.bundle.paths import why_unsafe
+from aot.cache.renames import unless_stale
+from aot.capture.roots import ROOTS
+from aot.capture.units import is_litter
+
+# Tuning of a large model leaves some ten thousand; each becomes a line of the manifest.
+MOST_FILES = 100_000
+MOST_FILE_BYTES = 4 << 30  # one upload, and all that the CUDA driver keeps together
+# Holes: what is on the disk is less than one in so many of what a reader would get.
+HOLES_FROM_BYTES, HOLES_SHARE = 64 << 20, 16
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's are: stat(2)
+_NAMES = frozenset(root.name for root in ROOTS)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """`left_out` has a line for each file or directory that cannot be kept; `is_cut`: there are more than were seen."""
+
+    paths: frozenset[str]
+    left_out: tuple[str, ...] = ()
+    is_cut: bool = False
+
+
+def list_caches(directory: Path) -> Listing:
+    """Return what may be an entry below `directory`; locks, bytecode and the like are neither kept nor told of.
+
+    Links, pipes and devices are passed over in silence, as what vanishes meanwhile: other processes' temporary files.
+    Raises OSError for what goes on failing.
+    """
+    found, left_out, seen = set(), [], 0
+    for path, place in _walk(directory):
+        seen += 1
+        if seen > MOST_FILES:
+            return Listing(frozenset(found), tuple(left_out), is_cut=True)
+        if path.partition("/")[0] not in _NAMES or is_litter(path):
+            continue
+        reason = place if isinstance(place, str) else why_unsafe(path) or _why_unkept(place)
+        if reason is None:
+            found.add(path)
+        elif reason:
+            left_out.append(f"{_printable(path)}: {reason}")
+    return Listing(frozenset(found), tuple(left_out))
+
+
+def directories_of(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Yield every directory below `directory` with its relative path, itself first as ""."""
+    waiting = [("", directory)]
+    while waiting:
+        path, place = waiting.pop()
+        yield path, place
+        listed = _children(place)
+        for inner in listed if not isinstance(listed, str) else ():
+            below = f"{path}/{inner.name}" if path else inner.name
+            if why_unsafe(below) is None and _is_directory(inner):
+                waiting.append((below, inner))
+
+
+def _walk(directory: Path) -> Iterator[tuple[str, Path | str]]:
+    """Yield every file with its relative path; in place of a directory that is not gone into, the reason."""
+    waiting = [("", directory)]
+    while waiting:
+        path, place = waiting.pop()
+        listed = _children(place)
+        if isinstance(listed, str):
+            yield path, listed
+            continue
+        for inner in listed:
+            below = f"{path}/{inner.name}" if path else inner.name
+            if not _is_directory(inner):
+                yield below, inner
+            elif (reason := why_unsafe(below)) is not None:
+                yield below, reason
+            else:
+                waiting.append((below, inner))
+
+
+def _children(place: Path) -> list[Path] | str:
+    try:
+        return sorted(unless_stale(lambda: list(place.iterdir())))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        return "it may not be read"
+
+
+def _is_directory(place: Path) -> bool:
+    return not place.is_symlink() and place.is_dir()
+
+
+def _why_unkept(place: Path) -> str | None:
+    """Return why a file cannot be an entry; nothing where that need not be told; None where it can."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return ""
+    if not stat.S_ISREG(found.st_mode):
+        return ""
+    if found.st_size > MOST_FILE_BYTES:
+        return f"{found.st_size} bytes, and an entry has {MOST_FILE_BYTES} at most"
+    if found.st_size >= HOLES_FROM_BYTES and found.st_blocks * _BLOCK_BYTES < found.st_size // HOLES_SHARE:
+        return (
+            f"{found.st_size} bytes, of which {found.st_blocks * _BLOCK_BYTES} are on the disk: no cache leaves holes"
+        )
+    return None
+
+
+def _printable(path: str) -> str:
+    text = path if len(path) <= 200 else f"{path[:120]}...{path[-60:]}"
+    return text if text.isprintable() else ascii(text)
