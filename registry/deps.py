@@ -8,6 +8,7 @@ from registry.db.session import Sessions, open_sessions
 from registry.queue import CeleryQueue, Queue
 from registry.services.callers import Callers
 from registry.services.hashing import Hashing
+from registry.services.suspects import Suspects
 from registry.services.uses import Uses
 from registry.settings import Settings
 from registry.storage import BlobStore, open_store
@@ -36,6 +37,7 @@ class Deps:
     callers: Callers = field(default_factory=Callers)
     explained: Explained = field(default_factory=Explained)
     hashing: Hashing = field(default_factory=Hashing)
+    suspects: Suspects = field(default_factory=Suspects)
     probe_secret: str = field(default="", repr=False)  # of this process's own health check
 
 

@@ -11,8 +11,18 @@ from typing import Any, Self, TypeVar
 
 from aot.client import RegistryClient
 from aot.client.retry import ONCE
-from aot.errors import AotError, BuildFinished, Forbidden, LeaseLost, NotFound, Unauthenticated, Unavailable
+from aot.errors import (
+    AotError,
+    BuildFinished,
+    Forbidden,
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
 from aot.schema.codec import encode
+from aot.schema.digest import Digest
 from aot.schema.report import Phase
 from aot.schema.wire.builds import Claim
 from aot.schema.wire.errors import ErrorBody
@@ -151,7 +161,7 @@ class Attempt:
             return False
         return True
 
-    def release(self, reason: str) -> bool:
+    def release(self, reason: str, *, damaged: tuple[Digest, ...] = ()) -> bool:
         """Give the build back. False where the registry did not take it: then the lease runs out by itself."""
         client = self.client
         if self._stopping.is_set():
@@ -159,8 +169,14 @@ class Attempt:
         else:
             with contextlib.suppress(AotError):
                 self.tell()
+        reason = plain(reason, 1000)
         try:
-            client.release(self.claim.build, reason=plain(reason, 1000))
+            try:
+                client.release(self.claim.build, reason=reason, damaged=damaged)
+            except InvalidInput:
+                if not damaged:
+                    raise
+                client.release(self.claim.build, reason=reason)  # an older registry, which is not told
         except AotError as refused:
             log.warning("release-not-told build=%s error=%s", self.claim.build, refused.message)
             return False

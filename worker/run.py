@@ -21,6 +21,7 @@ from aot.compile.tuned import TuningStore
 from aot.errors import (
     AotError,
     BlobMissing,
+    BlobNotFound,
     BuildFinished,
     BuildNotClaimable,
     CompileStopped,
@@ -36,6 +37,7 @@ from aot.pipeline import Question, Staged, build_bundle, fetch_source, publish_b
 from aot.pipeline.measurements import fetch_measurements
 from aot.pipeline.union import fetch_bases, join_again
 from aot.sandbox import Bubblewrap
+from aot.schema.digest import Digest
 from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.wire.builds import Claim
@@ -47,6 +49,14 @@ log = logging.getLogger("worker")
 MOST_HOST_FAULTS = 5
 MOST_UPLOADS = 3
 MOST_JOINS = 10
+
+
+class BadTransfer(OSError):
+    """What the registry has a link to did not come as it is. `damaged`: blobs of which other bytes came."""
+
+    def __init__(self, message: str, *, damaged: tuple[Digest, ...]) -> None:
+        super().__init__(errno.EIO, message)
+        self.damaged = damaged
 
 
 class Ended(StrEnum):
@@ -102,6 +112,8 @@ def _attempt(attempt: Attempt, bench: Bench) -> Ended:
     except (CompileStopped, LeaseLost, BuildFinished) as error:
         log.info("stopped build=%s reason=%s", attempt.claim.build, error.message)
         return _release(attempt, SHUTTING_DOWN) if bench.stopping.is_set() else Ended.STOPPED
+    except BadTransfer as error:
+        return _after_bad_transfer(attempt, error)
     except (OSError, MemoryError, LocalStorageFull) as error:
         return _after_host_fault(attempt, error)
     except Unavailable as error:
@@ -168,15 +180,17 @@ def _join_again(attempt: Attempt, staged: Staged, scratch: Path) -> Staged:
 
 @contextlib.contextmanager
 def _fetching() -> Iterator[None]:
-    """Raises OSError for bytes that come damaged or are refused, so that another attempt fetches them.
+    """Raises BadTransfer for bytes that come damaged or are refused, so that another attempt fetches them.
 
     The registry had hashed them: the way or the store is at fault, and the next look may be right. A link that is
-    refused has run out, or a clock was wrong for a while; another claim brings another one.
+    refused has run out, or a clock was wrong for a while; another claim brings another one. One that leads to nothing
+    is of a blob that was found wrong meanwhile and waits for the right bytes.
     """
     try:
         yield
-    except (DigestMismatch, SizeMismatch, Forbidden) as error:
-        raise OSError(errno.EIO, error.message) from error
+    except (DigestMismatch, SizeMismatch, Forbidden, BlobNotFound) as error:
+        digest = error.details.get("digest")
+        raise BadTransfer(error.message, damaged=(digest,) if isinstance(digest, Digest) else ()) from error
 
 
 def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
@@ -203,7 +217,7 @@ def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:
             bases = fetch_bases(
                 attempt.client, claim.spec, tags=claim.tags, into=scratch / "bases", should_stop=attempt.should_stop
             )
-        extra = {"digest": claim.requalify, "client": attempt.client, "bases": bases}
+        extra = {"digest": claim.requalify, "client": attempt.client, "bases": bases, "fetching": _fetching}
     return build(
         question,
         source,
@@ -235,9 +249,18 @@ def _after_host_fault(attempt: Attempt, error: Exception) -> Ended:
     return _fail(attempt, AotError(reason, hint=hint))
 
 
+def _after_bad_transfer(attempt: Attempt, error: BadTransfer) -> Ended:
+    """As after a fault of the host; but a pushed bundle is not refused for it: its uploader has done nothing wrong."""
+    if attempt.claim.requalify is None and attempt.claim.attempt >= MOST_HOST_FAULTS:
+        return _after_host_fault(attempt, error)
+    reason = f"what it has to read came damaged or not at all: {error.strerror}"
+    log.error("bad-transfer build=%s error=%s", attempt.claim.build, reason)
+    return _release(attempt, reason, damaged=error.damaged)
+
+
 def _fail(attempt: Attempt, error: AotError) -> Ended:
     return Ended.FAILED if attempt.fail(error) else Ended.STOPPED
 
 
-def _release(attempt: Attempt, reason: str) -> Ended:
-    return Ended.RELEASED if attempt.release(reason) else Ended.STOPPED
+def _release(attempt: Attempt, reason: str, *, damaged: tuple[Digest, ...] = ()) -> Ended:
+    return Ended.RELEASED if attempt.release(reason, damaged=damaged) else Ended.STOPPED

@@ -12,7 +12,15 @@ from aot.client.calls import read_all
 from aot.client.refusals import blob_error_of
 from aot.client.retry import RetryPolicy, retried
 from aot.client.transport import Reply, Transport
-from aot.errors import AotError, InvalidSource, RegistryError, RegistryUnreachable, SizeMismatch, Unavailable
+from aot.errors import (
+    AotError,
+    InvalidSource,
+    LocalStorageFull,
+    RegistryError,
+    RegistryUnreachable,
+    SizeMismatch,
+    Unavailable,
+)
 from aot.schema.wire.blobs import Link
 
 CHUNK_BYTES = 1 << 18
@@ -56,6 +64,8 @@ def get_blob(
         before = download.received
         try:
             return download.attempt(transport, timeout_seconds)
+        except LocalStorageFull:
+            raise  # `into` holds a part of the chunk: written again, it would read as the store's fault
         except Unavailable as error:
             rounds += 1
             failures += 1

@@ -1,6 +1,7 @@
 """Builds: submit and follow them, and the worker's side of one attempt."""
 
 from aot.client.calls import Calls
+from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace, Tag
 from aot.schema.report import CompileReport, Phase
 from aot.schema.spec import Blob, Spec
@@ -90,9 +91,10 @@ class BuildCalls(Calls):
         reply: BuildView = self.call("fail", path={"build": build}, body=request)
         return reply
 
-    def release(self, build: str, *, reason: str) -> BuildView:
+    def release(self, build: str, *, reason: str, damaged: tuple[Digest, ...] = ()) -> BuildView:
         """Give the build back to the queue."""
-        reply: BuildView = self.call("release", path={"build": build}, body=ReleaseRequest(reason=reason))
+        request = ReleaseRequest(reason=reason, damaged=damaged)
+        reply: BuildView = self.call("release", path={"build": build}, body=request)
         return reply
 
     def publish(self, build: str, manifest: str, *, measurements: Blob | None = None) -> PublishReply:

@@ -9,6 +9,7 @@ from aot.errors import (
     DigestMismatch,
     Forbidden,
     MalformedDocument,
+    NotARegistry,
     RateLimited,
     RegistryError,
     RegistryUnreachable,
@@ -36,7 +37,7 @@ def error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:
     if reply.status >= 500:
         # A load balancer whose registry is gone.
         return RegistryUnreachable(message, hint="see whether the registry runs", details=_retry_after(reply))
-    return RegistryError(message, hint="check AOT_URL: something else answers there")
+    return NotARegistry(message, hint="check AOT_URL: something else answers there")
 
 
 def blob_error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:

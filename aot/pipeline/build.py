@@ -1,6 +1,7 @@
 """Build: from an opened source to a proven bundle on disk, without the network (design.md, section 5)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,6 +145,7 @@ def requalify_bundle(
     digest: Digest,
     bases: "Sequence[Base]" = (),
     client: RegistryClient,
+    fetching: Callable[[], AbstractContextManager[None]] = nullcontext,
     scratch: Path,
     shared_caches: Path,
     sandbox: Bubblewrap | None,
@@ -153,7 +155,7 @@ def requalify_bundle(
 ) -> Staged:
     """Prove again a pending bundle that somebody uploaded. What its uploader claimed of the proof is dropped.
 
-    `bases` are the live bundles that a union of caches is to hold.
+    `bases` are the live bundles that a union of caches is to hold, `fetching` is around what it fetches.
     Raises as `build_bundle`, and QualificationFailed where its files ask other things of a host than it says.
     """
     _refuse_kernels(question)
@@ -164,7 +166,8 @@ def requalify_bundle(
     if isinstance(spec.source, BytecodeSource | CommandSource):
         around: dict[str, Any] = {"builder": builder, "on_event": on_event, "should_stop": should_stop}
         return _make_again(pushed, source, bases=bases, scratch=scratch, sandbox=sandbox, **around)
-    paths = _fetch_blobs(pushed, digest, client=client, into=scratch / "pushed", should_stop=should_stop)
+    with fetching():
+        paths = _fetch_blobs(pushed, digest, client=client, into=scratch / "pushed", should_stop=should_stop)
     refuse_false_facts(pushed, paths)
     draft = msgspec.structs.replace(
         pushed,

@@ -6,7 +6,7 @@ from aot.client import RegistryClient
 from aot.errors import BlobMissing
 from aot.pipeline.build import Staged
 from aot.pipeline.measurements import upload_measurements
-from aot.pipeline.pending import while_pending
+from aot.pipeline.pending import after_upload, while_pending
 from aot.pipeline.source import PackedSource, raise_if_stopped
 from aot.sandbox import OnEvent, ShouldStop
 from aot.schema.digest import Digest
@@ -50,13 +50,17 @@ def push_bundle(
     BlobMissing where it is not there, and what `publish_bundle` raises.
     """
     manifest = staged.manifest
-    if source is not None:
-        links = client.open_uploads(manifest.namespace, manifest.spec.blobs)
-        known = [link for link in links if link.digest in source.paths]
-        client.upload_blobs(known, source.paths, namespace=manifest.namespace)
-    upload_bundle(client, staged)
+    ours = {*staged.paths, *(source.paths if source is not None else ())}
+
+    def upload() -> None:
+        if source is not None:
+            links = client.open_uploads(manifest.namespace, manifest.spec.blobs)
+            known = [link for link in links if link.digest in source.paths]
+            client.upload_blobs(known, source.paths, namespace=manifest.namespace)
+        upload_bundle(client, staged)
+
     try:
-        return while_pending(lambda: client.push(staged.manifest_text, tags=tuple(tags)))
+        return after_upload(upload, lambda: client.push(staged.manifest_text, tags=tuple(tags)), ours=ours)
     except BlobMissing as error:
         # Asked at the end: what was uploaded and not yet used for anything is offered for upload again.
         raise _source_missing(manifest, error) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aot.cache.incoming import Incoming, incoming
 from aot.client import RegistryClient
-from aot.errors import BlobNotFound, CompileStopped, InvalidSource
+from aot.errors import BlobNotFound, CompileStopped, DigestMismatch, InvalidSource, SizeMismatch
 from aot.sandbox import ShouldStop
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob, BytecodeSource, CommandSource, FactorySource, File, ProgramSource, Source, Spec
@@ -128,10 +128,15 @@ def download(
 ) -> None:
     """Write the blob behind `link` to the new file `into`.
 
-    Raises DigestMismatch, SizeMismatch, and CompileStopped with the text of `should_stop`; then no file is left.
+    Raises DigestMismatch and SizeMismatch, with the blob in `details["digest"]`, and CompileStopped with the text of
+    `should_stop`; then no file is left.
     """
-    with incoming(into.parent, blob, into) as writer:
-        client.get_blob(link, _UntilStopped(writer, should_stop), limit_bytes=blob.size_bytes)
+    try:
+        with incoming(into.parent, blob, into) as writer:
+            client.get_blob(link, _UntilStopped(writer, should_stop), limit_bytes=blob.size_bytes)
+    except (DigestMismatch, SizeMismatch) as error:
+        error.details["digest"] = blob.digest
+        raise
 
 
 def raise_if_stopped(should_stop: ShouldStop) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
 from aot.errors import AotError, BuildFailed, BuildUnfinished, Unavailable
-from aot.pipeline.pending import while_pending
+from aot.pipeline.pending import after_upload
 from aot.pipeline.source import PackedSource
 from aot.schema.names import Tag
 from aot.schema.spec import Spec
@@ -21,8 +21,11 @@ def submit_spec(
     client: RegistryClient, spec: Spec, packed: PackedSource, *, tags: Sequence[Tag] = (), priority: int = 0
 ) -> SubmitReply:
     """Upload what the registry lacks of the source, then submit. The same spec again gives the same build."""
-    client.upload_blobs(client.open_uploads(spec.namespace, packed.blobs), packed.paths, namespace=spec.namespace)
-    return while_pending(lambda: client.submit(spec, tags=tuple(tags), priority=priority))
+
+    def upload() -> None:
+        client.upload_blobs(client.open_uploads(spec.namespace, packed.blobs), packed.paths, namespace=spec.namespace)
+
+    return after_upload(upload, lambda: client.submit(spec, tags=tuple(tags), priority=priority), ours=packed.paths)
 
 
 def follow_build(

@@ -108,6 +108,10 @@ def check_machine_code(value: str, environment: Environment) -> Reason | None:
     """Advisory: where no machine code in a fat binary runs on the card, the driver compiles its PTX. That runs;
     nothing of it was tuned for this architecture, and the proof ran machine code.
 
+    No rejection: that PTX means the same on every later architecture is its maker's promise, as it is of machine code
+    on a later minor revision (`Capability.covers`), which is not proven there either; it is in the bundle because the
+    recipe asks for it; and whoever wants proven code alone refuses it by policy (`tuned_elsewhere`), as the note says.
+
     Source: CUDA programming guide, "PTX Compatibility"; torch/_inductor/config.py, emit_multi_arch_kernel.
     """
     try:

@@ -12,7 +12,7 @@ from registry.services.tokens import Principal
 def open_uploads(data: OpenUploadsRequest, deps: Deps, caller: Principal) -> LinksReply:
     """Learn which blobs a namespace lacks, with links to put them."""
     blobs.require_upload(data.namespace, by=caller)
-    arrived = blobs.observe(blobs.distinct(data.blobs), deps.store, namespace=data.namespace)
+    arrived = blobs.observe(blobs.distinct(data.blobs), deps.store, sessions=deps.sessions, namespace=data.namespace)
     now = deps.clock()
     with deps.sessions.transaction() as session:
         claims.require_attempt(by=caller, now=now, session=session)

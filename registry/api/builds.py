@@ -26,7 +26,7 @@ log = structlog.get_logger()
 @endpoint("submit")
 def submit(data: SubmitRequest, deps: Deps, caller: Principal) -> SubmitReply:
     """Ask for a bundle of a spec: one that is live or being built already is the answer."""
-    arrived = blobs.observe(data.spec.blobs, deps.store, namespace=data.spec.namespace)
+    arrived = blobs.observe(data.spec.blobs, deps.store, sessions=deps.sessions, namespace=data.spec.namespace)
     now = deps.clock()
     with deps.sessions.transaction() as session:
         submitted = builds.submit(
@@ -103,7 +103,7 @@ def retry(data: RetryRequest, build: str, deps: Deps, caller: Principal) -> Subm
     """Build the spec of a failed or cancelled build again."""
     with deps.sessions.reading() as session:
         spec = retries.readable(build, by=caller, session=session).spec
-    arrived = blobs.observe(spec.blobs, deps.store, namespace=spec.namespace)
+    arrived = blobs.observe(spec.blobs, deps.store, sessions=deps.sessions, namespace=spec.namespace)
     now = deps.clock()
     with deps.sessions.transaction() as session:
         submitted = retries.retry(

@@ -35,7 +35,9 @@ def push(data: PushRequest, deps: Deps, caller: Principal) -> PublishReply:
     received = proof.read(data.manifest)
     bundles.require_namespace(received, by=caller)
     manifest = received.manifest
-    arrived = blobs.observe((*manifest.blobs, *manifest.spec.blobs), deps.store, namespace=manifest.namespace)
+    arrived = blobs.observe(
+        (*manifest.blobs, *manifest.spec.blobs), deps.store, sessions=deps.sessions, namespace=manifest.namespace
+    )
     with deps.sessions.transaction() as session:
         pushed = bundles.push(data, received, by=caller, arrived=arrived, now=deps.clock(), session=session)
     send(pushed.ticket, pushed.queue, deps)

@@ -1,5 +1,7 @@
 """Builds over HTTP, as workers see them: from claim to publish."""
 
+from functools import partial
+
 import structlog
 
 from aot.schema.wire.builds import (
@@ -15,7 +17,7 @@ from aot.schema.wire.builds import (
 from aot.schema.wire.bundles import PublishReply, PublishRequest
 from registry.api.routing import endpoint
 from registry.deps import Deps
-from registry.services import blobs, bundles, claims, measurements, proof, records
+from registry.services import blobs, bundles, claims, damage, measurements, proof, records
 from registry.services.tokens import Principal
 
 log = structlog.get_logger()
@@ -89,7 +91,9 @@ def release(data: ReleaseRequest, build: str, deps: Deps, caller: Principal) -> 
     """Give the build back to the queue."""
     with deps.sessions.transaction() as session:
         view = claims.release(build, reason=data.reason, by=caller, now=deps.clock(), session=session)
-    log.info("build-released", build=build, reason=data.reason)
+    log.info("build-released", build=build, reason=data.reason, damaged=data.damaged)
+    if data.damaged:
+        deps.suspects.add(data.damaged, partial(damage.quarantine_if_wrong, namespace=view.namespace, deps=deps))
     return view
 
 
@@ -100,7 +104,9 @@ def publish(data: PublishRequest, build: str, deps: Deps, caller: Principal) -> 
     bundles.require_namespace(received, by=caller)
     measured = measurements.check(data.measurements)
     namespace = received.manifest.namespace
-    arrived = blobs.observe((*received.manifest.blobs, *measured), deps.store, namespace=namespace)
+    arrived = blobs.observe(
+        (*received.manifest.blobs, *measured), deps.store, sessions=deps.sessions, namespace=namespace
+    )
     with deps.sessions.transaction() as session:
         reply = bundles.publish(
             build,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, case, exists, select, update
+from sqlalchemy import ColumnElement, bindparam, case, exists, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -12,7 +12,7 @@ from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState
 from registry.db.models import BlobRow, NamespaceBlobRow, NamespaceRow
-from registry.db.session import add_if_absent
+from registry.db.session import add_all_if_absent, add_if_absent, change_all
 
 View = tuple[NamespaceBlobRow, BlobRow]
 
@@ -21,7 +21,16 @@ class PendingBlob(NamedTuple):
     """A blob as it was when somebody began to hash it. `removed_at`: when bytes of it were last removed or replaced."""
 
     digest: Digest
+    created_at: datetime
     removed_at: datetime | None
+
+
+class Seen(NamedTuple):
+    """The row of a blob as it was before somebody asked the store for its bytes."""
+
+    state: BlobState
+    created_at: datetime
+    condemned_at: datetime | None
 
 
 AT_ONCE = 500  # parameters of one statement; every database takes as many
@@ -91,39 +100,111 @@ def touch_views(digests: Iterable[Digest], *, namespace: Namespace, now: datetim
         )
 
 
-def open_upload(blob: Blob, *, namespace: Namespace, now: datetime, session: Session) -> None:
-    """Make sure that the blob, and the namespace's view of it, have rows."""
-    if session.get(BlobRow, blob.digest) is None:
-        row = BlobRow(
-            digest=blob.digest,
-            size_bytes=blob.size_bytes,
-            state=BlobState.PENDING,
-            created_at=now,
-            stored_at=None,
-        )
-        add_if_absent(row, session)
-    view = session.get(NamespaceBlobRow, (namespace, blob.digest))
-    if view is not None:
-        view.opened_at = now
-        return
-    add_if_absent(NamespaceBlobRow(namespace=namespace, digest=blob.digest, opened_at=now, stored_at=None), session)
-
-
-def mark_stored(blob: Blob, *, now: datetime, session: Session) -> bool:
-    """Compare-and-set the blob from pending to stored, with the size that the store tells."""
-    done = session.execute(
-        update(BlobRow)
-        .where(BlobRow.digest == blob.digest, BlobRow.state == BlobState.PENDING)
-        .values(state=BlobState.STORED, size_bytes=blob.size_bytes, stored_at=now)
+def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, session: Session) -> None:
+    """Make sure that the blobs, and the namespace's views of them, have rows."""
+    wanted = _in_order(blobs)
+    add_all_if_absent(
+        BlobRow,
+        [
+            {
+                "digest": blob.digest,
+                "size_bytes": blob.size_bytes,
+                "state": BlobState.PENDING,
+                "created_at": now,
+                "stored_at": None,
+            }
+            for blob in wanted
+        ],
+        session,
     )
-    return done.rowcount == 1
+    views = [{"namespace": namespace, "digest": blob.digest, "opened_at": now, "stored_at": None} for blob in wanted]
+    add_all_if_absent(NamespaceBlobRow, views, session)
+    touch_views((blob.digest for blob in wanted), namespace=namespace, now=now, session=session)
+
+
+def mark_stored(blobs: Iterable[Blob], *, now: datetime, session: Session) -> None:
+    """Compare-and-set the blobs from pending to stored, each with the size that the store tells."""
+    changes = [{"of": blob.digest, "size": blob.size_bytes} for blob in _in_order(blobs)]
+    table = BlobRow.__table__
+    change_all(
+        update(table)
+        .where(table.c.digest == bindparam("of"), table.c.state == BlobState.PENDING)
+        .values(state=BlobState.STORED, size_bytes=bindparam("size"), stored_at=now),
+        changes,
+        session,
+    )
+
+
+def _in_order(blobs: Iterable[Blob]) -> list[Blob]:
+    """Each digest once, and rows always locked in the same order."""
+    return sorted({blob.digest: blob for blob in blobs}.values(), key=lambda blob: blob.digest)
 
 
 def find_pending(digest: Digest, session: Session) -> PendingBlob | None:
-    row = session.execute(
-        select(BlobRow.digest, BlobRow.condemned_at).where(BlobRow.digest == digest, BlobRow.state == BlobState.PENDING)
-    ).one_or_none()
+    query = select(BlobRow.digest, BlobRow.created_at, BlobRow.condemned_at)
+    row = session.execute(query.where(BlobRow.digest == digest, BlobRow.state == BlobState.PENDING)).one_or_none()
     return None if row is None else PendingBlob(*row)
+
+
+def seen(digests: Iterable[Digest], session: Session) -> dict[Digest, Seen]:
+    """The rows as they are now; what has none is absent."""
+    wanted = list(dict.fromkeys(digests))
+    found: dict[Digest, Seen] = {}
+    for start in range(0, len(wanted), AT_ONCE):
+        query = select(BlobRow.digest, BlobRow.state, BlobRow.created_at, BlobRow.condemned_at)
+        for digest, *row in session.execute(query.where(BlobRow.digest.in_(wanted[start : start + AT_ONCE]))):
+            found[digest] = Seen(*row)
+    return found
+
+
+def is_as_seen(row: BlobRow, seen: Seen | None) -> bool:
+    """Whether no bytes of this pending blob can have been removed or replaced since it was `seen`."""
+    if seen is None or seen.created_at != row.created_at:
+        return False
+    if seen.state is BlobState.CONDEMNED:
+        return row.condemned_at is None  # it was wanted again, by this transaction or another
+    return seen.state is BlobState.PENDING and seen.condemned_at == row.condemned_at
+
+
+def is_deleting(digest: Digest, *, since: datetime, session: Session) -> bool:
+    same = (BlobRow.digest == digest, BlobRow.state == BlobState.DELETING, BlobRow.condemned_at == since)
+    return session.scalar(select(BlobRow.digest).where(*same)) is not None
+
+
+def hold_unwanted(digest: Digest, *, now: datetime, session: Session) -> BlobRow | None:
+    """Keep everybody off the blob until the transaction ends; a row that nobody has made is made, and returned.
+
+    The caller removes that one again: it keeps off whoever opens the upload at this moment.
+    """
+    if session.scalar(select(BlobRow.digest).where(BlobRow.digest == digest).with_for_update()) is not None:
+        return None
+    row = BlobRow(digest=digest, size_bytes=0, state=BlobState.DELETING, created_at=now, stored_at=None)
+    if add_if_absent(row, session):
+        return row
+    session.execute(select(BlobRow.digest).where(BlobRow.digest == digest).with_for_update())
+    return None
+
+
+def note_removed(digest: Digest, *, now: datetime, session: Session) -> None:
+    """Bytes of a blob that is pending were removed: whoever has seen them does not count on them (`is_as_seen`)."""
+    session.execute(
+        update(BlobRow).where(BlobRow.digest == digest, BlobRow.state == BlobState.PENDING).values(condemned_at=now),
+        execution_options={"synchronize_session": False},
+    )
+
+
+def account_for(blob: Blob, *, now: datetime, session: Session) -> None:
+    """Bytes lie where blobs are: where no row says so, retention is told of them."""
+    row = BlobRow(
+        digest=blob.digest,
+        size_bytes=blob.size_bytes,
+        state=BlobState.CONDEMNED,
+        created_at=now,
+        stored_at=None,
+        condemned_at=now,
+    )
+    if session.get(BlobRow, blob.digest) is None:
+        add_if_absent(row, session)
 
 
 def mark_hashed(blob: Blob, seen: PendingBlob, *, now: datetime, session: Session) -> bool:
@@ -161,14 +242,20 @@ def mark_removed(seen: PendingBlob, *, now: datetime, session: Session) -> bool:
 
 def _as_seen(seen: PendingBlob) -> tuple[ColumnElement[bool], ...]:
     same = BlobRow.condemned_at.is_(None) if seen.removed_at is None else BlobRow.condemned_at == seen.removed_at
-    return BlobRow.digest == seen.digest, BlobRow.state == BlobState.PENDING, same
+    return (
+        BlobRow.digest == seen.digest,
+        BlobRow.created_at == seen.created_at,
+        BlobRow.state == BlobState.PENDING,
+        same,
+    )
 
 
-def mark_uploaded(digest: Digest, *, namespace: Namespace, now: datetime, session: Session) -> None:
-    session.execute(
-        update(NamespaceBlobRow)
-        .where(NamespaceBlobRow.namespace == namespace, NamespaceBlobRow.digest == digest)
-        .values(stored_at=now)
+def mark_uploaded(digests: Iterable[Digest], *, namespace: Namespace, now: datetime, session: Session) -> None:
+    table = NamespaceBlobRow.__table__
+    change_all(
+        update(table).where(table.c.namespace == namespace, table.c.digest == bindparam("of")).values(stored_at=now),
+        [{"of": digest} for digest in sorted(set(digests))],
+        session,
     )
 
 

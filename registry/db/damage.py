@@ -1,12 +1,14 @@
 """SQL over blobs whose bytes are not what they should be, and the bundles that need them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, exists, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
 from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, NamespaceBlobRow, TagRow
@@ -14,22 +16,46 @@ from registry.db.retention import NAMED
 from registry.db.tags import Place
 
 _QUIETLY = {"synchronize_session": False}
+STORED_BLOB = (BlobRow.digest, BlobRow.size_bytes, BlobRow.stored_at)
 
 
-def stored_blobs(session: Session, *, after: Digest | None, limit: int) -> Sequence[Blob]:
+class StoredBlob(NamedTuple):
+    """`stored_at` tells it from the same blob that was taken out and stored again."""
+
+    digest: Digest
+    size_bytes: int
+    stored_at: datetime
+
+
+def stored_blobs(session: Session, *, after: Digest | None, limit: int) -> Sequence[StoredBlob]:
     """A page of the blobs that count as stored, by digest."""
-    query = select(BlobRow.digest, BlobRow.size_bytes).where(BlobRow.state == BlobState.STORED)
+    query = select(*STORED_BLOB).where(BlobRow.state == BlobState.STORED)
     if after is not None:
         query = query.where(BlobRow.digest > after)
-    rows = session.execute(query.order_by(BlobRow.digest).limit(limit))
-    return [Blob(digest=digest, size_bytes=size) for digest, size in rows]
+    return [StoredBlob(*row) for row in session.execute(query.order_by(BlobRow.digest).limit(limit))]
 
 
-def begin_removal(digest: Digest, *, now: datetime, session: Session) -> bool:
-    """Compare-and-set from stored to deleting, for every namespace. False where it is not stored any more."""
+def find_stored(digest: Digest, *, namespace: Namespace, session: Session) -> StoredBlob | None:
+    """The blob, where it counts as stored and the namespace has uploaded it."""
+    held = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.namespace == namespace)
+    query = select(*STORED_BLOB).where(BlobRow.digest == digest, BlobRow.state == BlobState.STORED, held)
+    row = session.execute(query).one_or_none()
+    return None if row is None else StoredBlob(*row)
+
+
+def damages_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, str]:
+    """Why the bytes of these bundles cannot be had; sound ones are absent."""
+    query = select(BundleRow.digest, BundleRow.damage).where(BundleRow.damage.is_not(None))
+    rows = session.execute(query.where(BundleRow.digest.in_(list(bundles))))
+    return {digest: damage for digest, damage in rows if damage is not None}
+
+
+def begin_removal(blob: StoredBlob, *, now: datetime, session: Session) -> bool:
+    """Compare-and-set from stored to deleting, for every namespace. False where it was not stored since."""
+    digest = blob.digest
     done = session.execute(
         update(BlobRow)
-        .where(BlobRow.digest == digest, BlobRow.state == BlobState.STORED)
+        .where(BlobRow.digest == digest, BlobRow.state == BlobState.STORED, BlobRow.stored_at == blob.stored_at)
         .values(state=BlobState.DELETING, condemned_at=now, stored_at=None),
         execution_options=_QUIETLY,
     )
@@ -50,7 +76,7 @@ def take_over_removal(digest: Digest, *, since: datetime, now: datetime, session
     return bool(done.rowcount)
 
 
-def end_removal(digest: Digest, *, since: datetime, session: Session) -> bool:
+def end_removal(digest: Digest, session: Session, *, since: datetime) -> bool:
     """The wrong bytes are gone: from deleting to pending. False where somebody else has taken it over."""
     done = session.execute(
         update(BlobRow).where(*_removed_since(digest, since)).values(state=BlobState.PENDING),

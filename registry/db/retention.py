@@ -166,7 +166,7 @@ def begin_delete(blobs: Iterable[Digest], *, now: datetime, session: Session) ->
     )
 
 
-def forget_blob(digest: Digest, *, since: datetime, session: Session) -> bool:
+def forget_blob(digest: Digest, session: Session, *, since: datetime) -> bool:
     """Remove the rows of a blob whose bytes are gone. False where another sweeper has taken it over."""
     row = session.scalar(select(BlobRow).where(BlobRow.digest == digest).with_for_update())
     if row is None or row.state is not BlobState.DELETING or row.condemned_at != since:

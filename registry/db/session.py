@@ -3,13 +3,15 @@
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import InvalidatePoolError as NotConnected
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -178,6 +180,26 @@ def hold_turn(connection: Connection, name: str) -> None:
     """Wait until nobody else is at `name`; the turn ends with the transaction. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(zlib.crc32(f"aot-registry {name}".encode()))))
+
+
+def add_all_if_absent(model: Any, rows: Sequence[Mapping[str, Any]], session: Session) -> None:
+    """Insert every one of `rows` that no unique index holds already, in one go: thousands, as a large push has them."""
+    if rows:
+        insert = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}[session.get_bind().dialect.name]
+        session.flush()
+        session.connection().execute(insert(model.__table__).on_conflict_do_nothing(), [dict(row) for row in rows])
+
+
+def change_all(statement: Any, parameters: Sequence[Mapping[str, Any]], session: Session) -> None:
+    """Run a statement on a table once for each of `parameters`; what the session holds is read anew when it is used.
+
+    The same by way of the mapped class would compare each one with every row that the session holds: a minute for
+    three thousand.
+    """
+    if parameters:
+        session.flush()
+        session.connection().execute(statement, [dict(one) for one in parameters])
+        session.expire_all()
 
 
 def add_if_absent(row: Any, session: Session) -> bool:

@@ -21,6 +21,12 @@ def has_label(label: str, session: Session) -> bool:
     return bool(session.scalar(select(exists().where(TokenRow.label == label))))
 
 
+def list_lasting(session: Session) -> tuple[TokenRow, ...]:
+    """Every token that belongs to no claim, the oldest first."""
+    order = (TokenRow.created_at, TokenRow.hash)
+    return tuple(session.scalars(select(TokenRow).where(TokenRow.build.is_(None)).order_by(*order)))
+
+
 def delete_labelled(label: str, session: Session, *, but: str = "") -> None:
     """Remove every token of this label, except that of the hash `but`."""
     session.execute(delete(TokenRow).where(TokenRow.label == label, TokenRow.hash != but))

@@ -1,12 +1,15 @@
 """Uploads that nobody goes on with, and what arrived and became no blob: they cost space, and no row names them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
 import structlog
+from sqlalchemy.orm import Session
 
+from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from registry.db import blobs as rows
 from registry.deps import Deps
 from registry.storage.parts import Arrival, KeepsIncoming, PartUpload
@@ -43,25 +46,49 @@ def _unwanted(found: Iterable[T], since: Callable[[T], object], deps: Deps) -> t
     while some := tuple(islice(old, AT_ONCE)):
         with deps.sessions.reading() as session:
             wanted = rows.lately_wanted((one.digest for one in some), since=before, session=session)
-        anybody = {digest for digest, _ in wanted}
-        # Without a namespace it may be anybody's: an older registry's, or a copy into place.
-        unwanted += [
-            one
-            for one in some
-            if not (one.digest in anybody if one.namespace is None else (one.digest, one.namespace) in wanted)
-        ]
+        unwanted += [one for one in some if not _is_among(one, wanted)]
     return tuple(unwanted)
 
 
 def give_up_abandoned(deps: Deps) -> int:
-    """Remove them; return how many there were. Raises StorageUnavailable."""
+    """Remove what nobody wants by now either; return how many. Raises StorageUnavailable."""
     found = find_abandoned(deps)
-    for upload in found.uploads:
-        assert isinstance(deps.store, KeepsIncoming)
-        deps.store.give_up(upload)
-    for arrival in found.arrivals:
-        assert isinstance(deps.store, KeepsIncoming)
-        deps.store.incoming_of(arrival.namespace).discard(arrival.digest)
-    if len(found):
-        log.info("uploads-given-up", digests=[one.digest for one in (*found.uploads, *found.arrivals)])
-    return len(found)
+    given_up = [one.digest for one in (*found.uploads, *found.arrivals) if _give_up(one, deps)]
+    if given_up:
+        log.info("uploads-given-up", digests=given_up)
+    return len(given_up)
+
+
+def _give_up(one: PartUpload | Arrival, deps: Deps) -> bool:
+    """False where a namespace has asked for the blob since it was found, or has put another version.
+
+    The blob's row is held meanwhile, and made where there is none: whoever opens the upload comes before, and is seen
+    here, or after, and sees that nothing has arrived.
+    """
+    assert isinstance(deps.store, KeepsIncoming)
+    now = deps.clock()
+    with deps.sessions.transaction() as session:
+        made = rows.hold_unwanted(one.digest, now=now, session=session)
+        if made is None and _is_wanted(one, deps, session):
+            return False
+        if isinstance(one, PartUpload):
+            deps.store.give_up(one)
+            gone = True
+        else:
+            gone = deps.store.incoming_of(one.namespace).discard(one.digest, version=one.version)
+        if made is not None:
+            session.delete(made)
+        elif gone:
+            rows.note_removed(one.digest, now=now, session=session)
+        return gone
+
+
+def _is_wanted(one: PartUpload | Arrival, deps: Deps, session: Session) -> bool:
+    before = deps.clock() - deps.settings.grace_of_blobs
+    return _is_among(one, rows.lately_wanted((one.digest,), since=before, session=session))
+
+
+def _is_among(one: PartUpload | Arrival, wanted: Collection[tuple[Digest, Namespace]]) -> bool:
+    if one.namespace is None:  # it may be anybody's: an older registry's, or a copy into place
+        return any(digest == one.digest for digest, _ in wanted)
+    return (one.digest, one.namespace) in wanted

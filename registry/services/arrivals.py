@@ -73,9 +73,12 @@ def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
     deps.hashing.forget(key)
     if not done:
         return False
-    stored = deps.store.binds_copies and _mark(blob, seen, deps)
-    incoming.discard(arrival.digest, version=hashed.version)
-    return stored or _settle_copy(arrival.digest, deps, seconds=until - time.monotonic())
+    stored = (deps.store.binds_copies and _mark(blob, seen, deps)) or _settle_copy(
+        arrival.digest, deps, seconds=until - time.monotonic()
+    )
+    if stored:  # until then it is all that there is: others may have removed the copy as one of wrong bytes
+        incoming.discard(arrival.digest, version=hashed.version)
+    return stored
 
 
 def _adopt(blob: Blob, incoming: Incoming, deps: Deps, *, version: str, seconds: float) -> bool | None:
@@ -97,7 +100,11 @@ def _adopt_alone(
 
 def _mark(blob: Blob, seen: rows.PendingBlob, deps: Deps) -> bool:
     with deps.sessions.transaction() as session:
-        return rows.mark_hashed(blob, seen, now=deps.clock(), session=session)
+        if rows.mark_hashed(blob, seen, now=deps.clock(), session=session):
+            return True
+        # Retention may have forgotten the blob while it was copied: what nobody knows of, nobody removes.
+        rows.account_for(blob, now=deps.clock(), session=session)
+        return False
 
 
 def _settle_copy(digest: Digest, deps: Deps, *, seconds: float) -> bool:

@@ -10,8 +10,9 @@ one has them too; it must know digest and size, which only readers of that names
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import BinaryIO
 
 import structlog
 from sqlalchemy.orm import Session
@@ -25,6 +26,7 @@ from aot.schema.wire.blobs import Link
 from aot.schema.wire.workers import Scope
 from registry.clock import Clock
 from registry.db import blobs as rows
+from registry.db.models import BlobRow
 from registry.db.session import Sessions
 from registry.services.hashing import Hashing
 from registry.services.tokens import Principal
@@ -43,22 +45,35 @@ class Arrived:
     sizes: Mapping[Digest, int | None]
     store_checks_digests: bool
     in_parts: frozenset[Digest] = frozenset()  # no store checks the digest of these
+    seen: Mapping[Digest, rows.Seen] = field(default_factory=dict)  # before the store was asked
 
 
-def observe(blobs: Iterable[Blob], store: BlobStore, *, namespace: Namespace | None = None) -> Arrived:
+def observe(
+    blobs: Iterable[Blob], store: BlobStore, *, sessions: Sessions | None = None, namespace: Namespace | None = None
+) -> Arrived:
     """Ask the store for every blob, several at a time: where blobs are, then where `namespace` puts them.
 
-    One whose last part has arrived is completed. Raises StorageUnavailable.
+    The rows are read first: a row that changes while the store is asked, or after, tells that its answer may be out of
+    date. Without `sessions` no upload can be confirmed with it. One whose last part has arrived is completed. Raises
+    StorageUnavailable.
     """
     wanted = list({blob.digest: blob for blob in blobs}.values())
     in_parts = frozenset(blob.digest for blob in wanted if comes_in_parts(blob, store))
+    seen = _seen(wanted, sessions)
     if len(wanted) <= 1:
         sizes = {blob.digest: size_in(store, blob, namespace=namespace) for blob in wanted}
     else:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = pool.map(lambda blob: size_in(store, blob, namespace=namespace), wanted)
             sizes = dict(zip((blob.digest for blob in wanted), found, strict=True))
-    return Arrived(sizes, store.enforces_checksum, in_parts)
+    return Arrived(sizes, store.enforces_checksum, in_parts, seen)
+
+
+def _seen(blobs: Sequence[Blob], sessions: Sessions | None) -> Mapping[Digest, rows.Seen]:
+    if sessions is None:
+        return {}
+    with sessions.reading() as session:
+        return rows.seen((blob.digest for blob in blobs), session)
 
 
 def size_in(store: BlobStore, blob: Blob, *, namespace: Namespace | None = None) -> int | None:
@@ -93,11 +108,13 @@ def open_uploads(
     for blob in wanted:
         view = views.get(blob.digest)
         # All parts are there: an upload of gigabytes is not asked for twice. Whoever opened it may publish with it.
-        done = view is not None and (view[0].stored_at is not None or blob.digest in arrived.in_parts)
+        done = view is not None and (
+            view[0].stored_at is not None or (blob.digest in arrived.in_parts and _is_there_yet(view[1], arrived))
+        )
         if done and arrived.sizes.get(blob.digest) == blob.size_bytes:
             continue
-        rows.open_upload(blob, namespace=namespace, now=now, session=session)
         missing.append(blob)
+    rows.open_uploads(missing, namespace=namespace, now=now, session=session)
     return tuple(missing)
 
 
@@ -106,7 +123,7 @@ def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, no
 
     Raises BlobMissing with the digests that have not arrived, SizeMismatch where the store holds another size than
     announced, and BlobPending while there are blobs that the sweeper has not hashed yet: those that came in parts,
-    and all where the store does not check digests itself.
+    and all where the store does not check digests itself; and for what may have been removed since the store was asked.
     """
     wanted = distinct(blobs)
     _hold(wanted, session=session)
@@ -125,12 +142,11 @@ def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, no
     _require_hashed(
         [blob for blob in wanted if not arrived.store_checks_digests or blob.digest in arrived.in_parts], views
     )
-    for blob in wanted:
-        view, row = views[blob.digest]
-        if row.state is not BlobState.STORED:
-            rows.mark_stored(blob, now=now, session=session)
-        if view.stored_at is None:
-            rows.mark_uploaded(blob.digest, namespace=namespace, now=now, session=session)
+    _require_there_yet(views, arrived)
+    new = [blob for blob in wanted if views[blob.digest][1].state is not BlobState.STORED]
+    unmarked = [blob.digest for blob in wanted if views[blob.digest][0].stored_at is None]
+    rows.mark_stored(new, now=now, session=session)
+    rows.mark_uploaded(unmarked, namespace=namespace, now=now, session=session)
 
 
 def download_links(blobs: Iterable[Blob], store: BlobStore, *, expires_in: timedelta) -> tuple[Link, ...]:
@@ -170,8 +186,13 @@ def settle_upload(
         return False
     # What was removed since it was begun is not what lies there now.
     key = (blob.digest, str(seen.removed_at))
+
+    def open_version() -> tuple[BinaryIO, str]:
+        version = store.version(blob.digest)  # first: what is read is this version or a later one
+        return store.open(blob.digest), version or ""
+
     try:
-        hashed = hashing.hash(key, blob.digest, lambda: (store.open(blob.digest), ""), seconds=seconds)
+        hashed = hashing.hash(key, blob.digest, open_version, seconds=seconds)
     except BlobNotFound:
         return False  # another has removed it meanwhile
     if hashed is None:
@@ -185,7 +206,7 @@ def settle_upload(
         if rows.mark_removed(seen, now=clock(), session=session):
             log.warning("upload-with-other-bytes", digest=blob.digest, found=hashed.hex)
             # Inside: nobody may count the next upload as stored before these bytes are gone.
-            store.delete(blob.digest)
+            store.delete(blob.digest, version=hashed.version)
     return False
 
 
@@ -210,6 +231,21 @@ def _hold(blobs: tuple[Blob, ...], *, session: Session) -> None:
             f"{len(deleting)} blobs are being deleted, the first {deleting[0]}",
             hint="send the request again in a few seconds",
             details={"digests": list(deleting)},
+        )
+
+
+def _is_there_yet(row: BlobRow, arrived: Arrived) -> bool:
+    """Whether what the store told still holds: what is stored by now is there, whatever was seen before."""
+    return row.state is BlobState.STORED or rows.is_as_seen(row, arrived.seen.get(row.digest))
+
+
+def _require_there_yet(views: Mapping[Digest, rows.View], arrived: Arrived) -> None:
+    changed = [digest for digest, (_, row) in views.items() if not _is_there_yet(row, arrived)]
+    if changed:
+        raise BlobPending(
+            f"{len(changed)} blobs may have been removed while they were looked for, the first {changed[0]}",
+            hint="send the request again in a few seconds",
+            details={"digests": changed},
         )
 
 

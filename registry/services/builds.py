@@ -45,6 +45,7 @@ from registry.db import fleet as fleet_rows
 from registry.db.blobs import ensure_namespace
 from registry.db.models import BuildRow
 from registry.services import blobs, candidates, tags, waiting
+from registry.services.answers import find_answer
 from registry.services.paging import limit_of
 from registry.services.profiles import get_worker_profile
 from registry.services.tokens import Principal
@@ -323,8 +324,7 @@ def _readable(build: str, *, by: Principal, session: Session) -> BuildRow:
 
 def _published(asked: rows.Asked, request: SubmitRequest, *, now: datetime, session: Session) -> BuildRow | None:
     """The build of the live bundle for this key; the tags of the submission move to that bundle at once."""
-    digest = bundle_rows.newest_live([asked], session).get(asked)
-    bundle = bundle_rows.find_bundle(digest, session) if digest else None
+    bundle = find_answer(asked, request.spec, session)
     if bundle is None or bundle.build is None:
         return None
     for tag in request.tags:

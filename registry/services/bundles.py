@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from aot.errors import BundleNotFound, Conflict, Forbidden, InvalidProfile
 from aot.keys import changes_between, factors_of, queue_for
+from aot.schema.devices import is_of_catalogue
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, Statement, decode_manifest
 from aot.schema.names import Tag
@@ -199,8 +200,8 @@ def _signed(received: Received, keys: Sequence[SigningKey]) -> Envelope:
 
 
 def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profile:
-    """The registered profile; of kernels that were built without their card, and of code for a CPU that no worker has,
-    the one that this push makes known.
+    """The registered profile; of code that was built without its card, or for a CPU that no worker has, the one that
+    this push makes known.
 
     Only that card's name is taken, so nobody can stand in the way of a worker's profile. Raises ProfileNotFound,
     InvalidProfile.
@@ -209,6 +210,8 @@ def _profile_of(manifest: Manifest, *, now: datetime, session: Session) -> Profi
     if not isinstance(manifest.spec.source, KernelSource):
         if profile.is_cpu_target:
             return profiles.put_cpu_target(profile.name, now=now, session=session)
+        if manifest.qualification.not_run and is_of_catalogue(profile):
+            return profiles.put_card(profile, now=now, session=session)
         return profiles.get_worker_profile(profile.name, now=now, session=session)
     wanted = kernel_profile_name(profile.capability, profile.toolchain.triton or "none")
     if profile.name != wanted or profile.device is not None:

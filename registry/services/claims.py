@@ -18,6 +18,7 @@ from aot.schema.state import BuildEvent, BuildState
 from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, ProgressRequest, RenewReply
 from aot.schema.wire.workers import Scope
 from registry.db import builds as rows
+from registry.db import damage as damage_rows
 from registry.db import fleet as fleet_rows
 from registry.db import queue
 from registry.db.models import BuildLineRow, BuildRow
@@ -67,7 +68,8 @@ def claim(
         if row.released_by == request.worker and row.released_at and abs(now - row.released_at) < PAUSE_AFTER_RELEASE:
             reasons.append(f"build {row.id}: this worker gave it back just now")
             continue
-        misfits = "; ".join(waiting.misfits(row.spec, factors=row.factors, profile=profile))
+        lacks = waiting.lacks(_damage_of(row, session))
+        misfits = "; ".join((*waiting.misfits(row.spec, factors=row.factors, profile=profile), *lacks))
         if misfits:
             reasons.append(f"build {row.id}: {misfits}")
             rows.update_build(row, session=session, waiting=misfits)
@@ -185,6 +187,11 @@ def _require_registered(request: ClaimRequest, *, now: datetime, session: Sessio
             hint="register the worker with its profiles first",
         )
     fleet_rows.touch_worker(request.worker, now=now, session=session)
+
+
+def _damage_of(row: BuildRow, session: Session) -> str | None:
+    """Why the bytes of the bundle that the build proves cannot be had."""
+    return damage_rows.damages_of([row.requalify], session).get(row.requalify) if row.requalify else None
 
 
 def _taken(row: BuildRow, *, worker: Name, until: datetime, now: datetime, session: Session) -> bool:

@@ -13,14 +13,17 @@ that compares digests by itself is believed. Where a crash leaves a blob half re
 import secrets
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
 import structlog
 
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from registry.db import damage as rows
 from registry.deps import Deps
-from registry.services import blobs
+from registry.services import blobs, deleting
+from registry.services.hashing import Hashing
 
 MOST_A_PASS = 200
 # Hashing may take long, and a sweeper has more to do: what is not ended by then is the next pass's.
@@ -38,20 +41,44 @@ def of_missing(missing: Sequence[Digest]) -> str | None:
     return f"the object store lacks {missing[0]}{more}"
 
 
-def quarantine(digest: Digest, *, reason: str, deps: Deps) -> tuple[Digest, ...] | None:
+def quarantine(blob: rows.StoredBlob, *, reason: str, deps: Deps) -> tuple[Digest, ...] | None:
     """Take the blob out with every bundle that names it, and its bytes from the store; return the bundles.
 
-    None where it is not stored any more. Raises StorageUnavailable; the blob is out then, and `heal` removes its bytes.
+    None where it is not stored any more, or was stored again since it was seen: other bytes were found wrong then.
+    Raises StorageUnavailable; the blob is out then, and `heal` removes its bytes.
     """
     now = deps.clock()
     with deps.sessions.transaction() as session:
-        if not rows.begin_removal(digest, now=now, session=session):
+        if not rows.begin_removal(blob, now=now, session=session):
             return None
-        bundles = rows.damage_bundles(digest, reason=reason, session=session)
-    deps.store.delete(digest)
-    with deps.sessions.transaction() as session:
-        rows.end_removal(digest, since=now, session=session)
+        bundles = rows.damage_bundles(blob.digest, reason=reason, session=session)
+    _remove(blob.digest, since=now, deps=deps)
     return bundles
+
+
+def quarantine_if_wrong(digest: Digest, *, namespace: Namespace, deps: Deps) -> bool:
+    """Hash a blob of the namespace, and take it out where its bytes are others: True then.
+
+    False where it is right, missing, or not stored. Raises StorageUnavailable.
+    """
+    with deps.sessions.reading() as session:
+        blob = rows.find_stored(digest, namespace=namespace, session=session)
+    if blob is None or deps.store.stat(digest) is None:
+        return False
+    # Of one thread alone: the sweeper's own is in use. Other bytes are read once more before they count as wrong.
+    hashed = Hashing().hash((digest,), digest, lambda: (deps.store.open(digest), ""))
+    assert hashed is not None, "it was given all the time that it takes"
+    if hashed.hex == digest.hex and hashed.size_bytes == blob.size_bytes:
+        return False
+    reason = f"the object store holds other bytes for {digest}: {hashed.size_bytes} of {blob.size_bytes} bytes"
+    bundles = quarantine(blob, reason=reason, deps=deps)
+    if bundles is not None:
+        log.error("blob-damaged", digest=digest, reason=reason, bundles=bundles)
+    return bundles is not None
+
+
+def _remove(digest: Digest, *, since: datetime, deps: Deps) -> None:
+    deleting.delete_marked(digest, since=since, end=partial(rows.end_removal, digest, since=since), deps=deps)
 
 
 def heal(deps: Deps, *, start: Digest | None = None) -> tuple[Digest, ...]:
@@ -88,9 +115,7 @@ def _end_removals(deps: Deps) -> None:
         with deps.sessions.transaction() as session:
             if not rows.take_over_removal(digest, since=since, now=now, session=session):
                 continue
-        deps.store.delete(digest)
-        with deps.sessions.transaction() as session:
-            rows.end_removal(digest, since=now, session=session)
+        _remove(digest, since=now, deps=deps)
 
 
 def anywhere() -> Digest:

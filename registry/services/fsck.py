@@ -22,7 +22,6 @@ import structlog
 from aot.errors import AotError, BlobNotFound, MalformedDocument, StorageUnavailable, Unavailable
 from aot.schema.digest import Digest
 from aot.schema.manifest import decode_manifest
-from aot.schema.spec import Blob
 from aot.trust import TrustedKeys, verify
 from registry.db import damage as rows
 from registry.db import records as record_rows
@@ -35,7 +34,7 @@ AT_ONCE = 200
 CHUNK_BYTES = 1 << 20
 # So many missing blobs, and none read before them, are the store's fault.
 MOST_MISSING = 20
-_Found = TypeVar("_Found", Blob, BundleRow, TagRow)
+_Found = TypeVar("_Found", rows.StoredBlob, BundleRow, TagRow)
 log = structlog.get_logger()
 
 
@@ -75,27 +74,28 @@ def fsck(deps: Deps, *, trusted: TrustedKeys, force: bool = False) -> Checked:
 
 
 def _check_blobs(deps: Deps, checked: Checked, *, force: bool) -> None:
-    faults: dict[Digest, str] = {}  # held back until one blob was read
+    faults: dict[rows.StoredBlob, str] = {}  # held back until one blob was read
     for blob in _every(deps, rows.stored_blobs):
         checked.blobs += 1
         if reason := _fault(blob, deps, checked):
-            faults[blob.digest] = reason
+            faults[blob] = reason
         if force or checked.read_blobs:
             _quarantine_all(faults, deps, checked)
         elif len(faults) == MOST_MISSING:
             raise StorageUnavailable(
-                f"the object store lacks the first {MOST_MISSING} blobs, {min(faults)} among them; none could be read",
+                f"the object store lacks the first {MOST_MISSING} blobs, {min(faults).digest} among them; "
+                "none could be read",
                 hint="is AOT_BLOB_URL the right bucket and prefix, or the directory mounted? "
                 "Nothing was taken out; where they are really gone: `fsck --force`",
             )
     _quarantine_all(faults, deps, checked)
 
 
-def _quarantine_all(faults: dict[Digest, str], deps: Deps, checked: Checked) -> None:
+def _quarantine_all(faults: dict[rows.StoredBlob, str], deps: Deps, checked: Checked) -> None:
     """Leaves `faults` empty."""
     while faults:
-        digest = next(iter(faults))
-        _quarantine(digest, faults.pop(digest), deps, checked)
+        blob = next(iter(faults))
+        _quarantine(blob, faults.pop(blob), deps, checked)
 
 
 def _every(
@@ -112,7 +112,7 @@ def _every(
         after = key(page[-1])
 
 
-def _fault(blob: Blob, deps: Deps, checked: Checked) -> str:
+def _fault(blob: rows.StoredBlob, deps: Deps, checked: Checked) -> str:
     """Why the blob is not what it should be, empty where it is."""
     first_read = True
     for _ in range(2):  # once more: a bad read is not a bad blob
@@ -142,13 +142,13 @@ def _hash(digest: Digest, deps: Deps) -> tuple[int, Digest] | None:
     return size, Digest("sha256:" + running.hexdigest())
 
 
-def _quarantine(digest: Digest, reason: str, deps: Deps, checked: Checked) -> None:
+def _quarantine(blob: rows.StoredBlob, reason: str, deps: Deps, checked: Checked) -> None:
     # None: what retention has deleted meanwhile is not missing.
-    bundles = damage.quarantine(digest, reason=reason, deps=deps)
+    bundles = damage.quarantine(blob, reason=reason, deps=deps)
     if bundles is None:
         return
-    log.error("blob-damaged", digest=digest, reason=reason, bundles=bundles)
-    checked.damaged_blobs[digest] = reason
+    log.error("blob-damaged", digest=blob.digest, reason=reason, bundles=bundles)
+    checked.damaged_blobs[blob.digest] = reason
     checked.damaged_bundles |= dict.fromkeys(bundles, reason)
 
 

@@ -142,7 +142,7 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite
         if bundle_rows.find_bundle(received.digest, session) is not None:
             return None
     manifest = received.manifest
-    arrived = blobs.observe((*manifest.blobs, *manifest.spec.blobs), deps.store)
+    arrived = blobs.observe((*manifest.blobs, *manifest.spec.blobs), deps.store, sessions=deps.sessions)
     with deps.sessions.transaction() as session:
         now = record.created_at
         blob_rows.ensure_namespace(manifest.namespace, now=now, session=session)
@@ -169,12 +169,16 @@ def _add_blob(blob: Blob, received: Received, *, arrived: blobs.Arrived, deps: D
     """False where the store does not hold it."""
     now = deps.clock()
     stored = arrived.sizes.get(blob.digest) == blob.size_bytes
-    blob_rows.open_upload(blob, namespace=received.manifest.namespace, now=now, session=session)
+    seen, before = arrived.seen.get(blob.digest), session.get(BlobRow, blob.digest, populate_existing=True)
+    blob_rows.open_uploads((blob,), namespace=received.manifest.namespace, now=now, session=session)
     if stored:
         row = session.get(BlobRow, blob.digest, populate_existing=True)
         if row is not None and row.state is BlobState.PENDING:
-            blob_rows.mark_stored(blob, now=now, session=session)
-        blob_rows.mark_uploaded(blob.digest, namespace=received.manifest.namespace, now=now, session=session)
+            # What had no row, and has none here, is nobody's to remove. Else it may be gone: `damage.heal` looks.
+            if not (before is None and seen is None) and not blob_rows.is_as_seen(row, seen):
+                return False
+            blob_rows.mark_stored((blob,), now=now, session=session)
+        blob_rows.mark_uploaded((blob.digest,), namespace=received.manifest.namespace, now=now, session=session)
     return stored
 
 

@@ -16,6 +16,7 @@ blob that is being deleted answers BlobPending until it is gone. Several sweeper
 import time
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 import structlog
 from sqlalchemy.orm import Session
@@ -25,7 +26,7 @@ from registry.db import records as record_rows
 from registry.db import retention as rows
 from registry.db import retention_plan as plan_rows
 from registry.deps import Deps
-from registry.services import abandoned, records, unproven
+from registry.services import abandoned, deleting, records, unproven
 
 AT_ONCE = 200
 DELETE_AT_ONCE = 50
@@ -158,11 +159,10 @@ def _delete_condemned(deps: Deps) -> tuple[tuple[Digest, ...], int]:
         for row in due:
             if time.monotonic() - begun > DELETE_SECONDS:
                 break  # another pass may take them over before long: it must not meet this one
-            deps.store.delete(row.digest)
-            with deps.sessions.transaction() as session:
-                if rows.forget_blob(row.digest, since=since, session=session):
-                    deleted.append(row.digest)
-                    freed += row.size_bytes if row.stored_at else 0
-                    gone += 1
+            forget = partial(rows.forget_blob, row.digest, since=since)
+            if deleting.delete_marked(row.digest, since=since, end=forget, deps=deps):
+                deleted.append(row.digest)
+                freed += row.size_bytes if row.stored_at else 0
+                gone += 1
         if not gone:
             return tuple(deleted), freed

@@ -25,6 +25,7 @@ from aot.schema.wire.builds import Ticket
 from aot.schema.wire.errors import ErrorBody
 from registry.db import blobs as blob_rows
 from registry.db import builds as rows
+from registry.db import damage as damage_rows
 from registry.db import fleet as fleet_rows
 from registry.db import queue
 from registry.db import tokens as token_rows
@@ -130,13 +131,16 @@ def explain_waiting(deps: Deps) -> int:
         found = queue.queued_after(deps.explained.after, session, limit=MOST_EXPLAINED)
         live = fleet_rows.live_profiles(session, seen_since=now - deps.settings.worker_lives)
         profiles = {name: fleet_rows.find_profile(name, session) for name in {row.profile for row in found}}
+        damages = damage_rows.damages_of({row.requalify for row in found if row.requalify}, session)
     deps.explained.after = (found[-1].profile, found[-1].id) if len(found) == MOST_EXPLAINED else BEGINNING
     changed = []
     for row in found:
+        # As stored, which may be out of date for a CPU target that no worker is: of one without, only the name is read.
         profile = profiles[row.profile]
         assert profile is not None, "a build's profile is never removed"
         live_now = profile.name in live
-        reason = waiting.reason(row.spec, factors=row.factors, profile=profile, live=live_now, before=row.waiting)
+        known = {"live": live_now, "before": row.waiting, "damage": damages.get(row.requalify or "")}
+        reason = waiting.reason(row.spec, factors=row.factors, profile=profile, **known)
         if reason != row.waiting:
             changed.append((row, reason))
     if not changed:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from aot.schema.names import Namespace
 
 BULK_WAITS = timedelta(hours=1)
+CLOCK_MARGIN = timedelta(minutes=5)
 NEVER = datetime.fromtimestamp(0, UTC)
 
 
@@ -57,8 +58,12 @@ class Head:
 def in_turn(heads: Iterable[Head], *, now: datetime) -> tuple[Head, ...]:
     """The namespaces that may run another build, in the order in which they get a worker."""
 
+    def claimed_at(head: Head) -> datetime:
+        # What is later than it could be was written before the clock was set back: nobody waits until it comes true.
+        return head.claimed_at if head.claimed_at and head.claimed_at <= now + CLOCK_MARGIN else NEVER
+
     def place(head: Head) -> tuple[bool, int, datetime, str]:
-        return head.is_bulk(now), head.share, head.claimed_at or NEVER, head.build
+        return head.is_bulk(now), head.share, claimed_at(head), head.build
 
     return tuple(sorted((head for head in heads if not head.is_full), key=place))
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import filecmp
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from registry.storage.measure import Measure
 from registry.storage.records import DirectoryRecords
 from registry.storage.signing import LinkSigner
 
-INCOMING = "incoming"
+INCOMING, GONE = "incoming", "gone-"
 ABANDONED_AFTER_SECONDS = 24 * 3600.0
 
 
@@ -54,11 +56,38 @@ class DirectoryBlobStore:
         except OSError as error:
             raise _storage_error(error, f"read {digest}") from error
 
-    def delete(self, digest: Digest) -> None:
+    def version(self, digest: Digest) -> str | None:
         try:
-            self._path(digest).unlink(missing_ok=True)
+            return _version_of(self._path(digest))
+        except OSError as error:
+            raise _storage_error(error, f"look for {digest}") from error
+
+    def delete(self, digest: Digest, *, version: str | None = None) -> bool:
+        try:
+            if version is None:
+                self._path(digest).unlink(missing_ok=True)
+                return True
+            return self._delete_version(self._path(digest), version)
         except OSError as error:
             raise _storage_error(error, f"delete {digest}") from error
+
+    def _delete_version(self, path: Path, version: str) -> bool:
+        """Move the file aside first: what is deleted is what was looked at, whatever comes to its name meanwhile."""
+        if (found := _version_of(path)) != version:
+            return found is None
+        aside = self.root / INCOMING / f"{GONE}{secrets.token_hex(8)}"
+        aside.parent.mkdir(exist_ok=True)
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            return True
+        if same := _version_of(aside) == version:
+            aside.unlink(missing_ok=True)
+        else:
+            with contextlib.suppress(FileExistsError):  # else it came once more: these bytes are the same
+                os.link(aside, path)
+            aside.unlink(missing_ok=True)
+        return same
 
     @contextmanager
     def incoming(self, blob: Blob) -> Iterator[Measure]:
@@ -87,7 +116,9 @@ class DirectoryBlobStore:
         removed = 0
         for path in (self.root / INCOMING).glob("*"):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > older_than_seconds:
+                # What is being deleted has the age of its upload, but for when it was moved there.
+                changed = path.stat().st_ctime if path.name.startswith(GONE) else path.stat().st_mtime
+                if time.time() - changed > older_than_seconds:
                     path.unlink()
                     removed += 1
         return removed
@@ -97,9 +128,9 @@ class DirectoryBlobStore:
 
     def _adopt(self, temporary: Path, blob: Blob) -> None:
         final = self._path(blob.digest)
-        if self.stat(blob.digest) == blob.size_bytes:
+        if self.stat(blob.digest) == blob.size_bytes and filecmp.cmp(temporary, final, shallow=False):
             return  # create if absent: a second upload of the same bytes changes nothing
-        # A file of another size under this name was damaged on disk; the right bytes replace it.
+        # Other bytes under this name were damaged on disk; the right ones, hashed just now, replace them.
         final.parent.mkdir(exist_ok=True)
         temporary.chmod(0o444)
         temporary.rename(final)
@@ -107,6 +138,15 @@ class DirectoryBlobStore:
 
     def _path(self, digest: Digest) -> Path:
         return self.root / digest.hex[:2] / digest.hex[2:]
+
+
+def _version_of(path: Path) -> str | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    # Every upload is a file of its own. An inode may be used again, hence the times.
+    return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
 
 
 def _sync_directory(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Blobs in memory, for tests. Served over HTTP like the directory store, so that its links are real."""
 
 import io
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ class MemoryBlobStore:
     def __init__(self, signer: LinkSigner) -> None:
         self.signer = signer
         self._contents: dict[Digest, bytes] = {}
+        self._puts: Counter[Digest] = Counter()
         self._records = MemoryRecords()
 
     def stat(self, digest: Digest) -> int | None:
@@ -38,8 +40,14 @@ class MemoryBlobStore:
             raise BlobNotFound(f"the blob store does not hold {digest}", hint="upload it first")
         return io.BytesIO(self._contents[digest])
 
-    def delete(self, digest: Digest) -> None:
+    def version(self, digest: Digest) -> str | None:
+        return str(self._puts[digest]) if digest in self._contents else None
+
+    def delete(self, digest: Digest, *, version: str | None = None) -> bool:
+        if version is not None and self.version(digest) not in (version, None):
+            return False
         self._contents.pop(digest, None)
+        return True
 
     def records(self) -> MemoryRecords:
         return self._records
@@ -50,4 +58,6 @@ class MemoryBlobStore:
         measure = Measure(blob, buffer)
         yield measure
         measure.finish()
-        self._contents.setdefault(blob.digest, buffer.getvalue())
+        if blob.digest not in self._contents:
+            self._contents[blob.digest] = buffer.getvalue()
+            self._puts[blob.digest] += 1

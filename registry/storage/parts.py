@@ -36,11 +36,15 @@ class PartUpload:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Bytes that a namespace has put whole and that are no blob yet. `arrived_at` by the store's clock."""
+    """Bytes that a namespace has put whole and that are no blob yet. `arrived_at` by the store's clock.
+
+    `version` as of `Incoming.open`; empty where it was not looked at.
+    """
 
     digest: Digest
     namespace: Namespace
     arrived_at: datetime
+    version: str = ""
 
 
 class Incoming(Protocol):
@@ -68,8 +72,11 @@ class Incoming(Protocol):
         in spite of True.
         """
 
-    def discard(self, digest: Digest, *, version: str | None = None) -> None:
-        """Remove what has arrived whole, unless another version than `version` is seen there. Safe to repeat."""
+    def discard(self, digest: Digest, *, version: str) -> bool:
+        """Remove what has arrived whole. False where another version lies there by now, which stays.
+
+        Safe to repeat.
+        """
 
 
 @runtime_checkable

@@ -38,8 +38,17 @@ class BlobStore(Protocol):
     def open(self, digest: Digest) -> BinaryIO:
         """A readable stream over the blob, for the caller to close. Raises BlobNotFound."""
 
-    def delete(self, digest: Digest) -> None:
-        """Make sure that the blob is absent."""
+    def version(self, digest: Digest) -> str | None:
+        """What tells these bytes from any that are put in their place later, equal ones too; None where it is absent.
+
+        It tells no damage: a disk changes bytes without a word.
+        """
+
+    def delete(self, digest: Digest, *, version: str | None = None) -> bool:
+        """Make sure that the blob is absent; with a `version`, that this one is.
+
+        False where another version lies there by now, which stays. Safe to repeat.
+        """
 
 
 class BlobWriter(Protocol):

@@ -31,6 +31,7 @@ from registry.storage.s3_copies import S3Copies
 from registry.storage.s3_incoming import S3Incoming, arrivals, incoming_prefix, key_of, parsed
 from registry.storage.s3_parts import S3PartUploads
 from registry.storage.s3_records import S3Records
+from registry.storage.s3_versions import S3Versions
 
 _WRONG_CHECKSUM = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _UNKNOWN_HEADER = {"NotImplemented", "InvalidArgument", "InvalidRequest"}
@@ -82,6 +83,7 @@ class S3BlobStore:
         self._encryption = _encryption_of(place)
         self._parts = S3PartUploads(client, place, presign=self._presigned, encryption=self._encryption)
         self._copies = S3Copies(client, place.bucket, encryption=self._encryption)
+        self._versions = S3Versions(client, place.bucket)
 
     def stat(self, digest: Digest) -> int | None:
         with translated(f"look for {digest} in bucket {self._bucket}"):
@@ -129,9 +131,11 @@ class S3BlobStore:
 
         return cast(BinaryIO, io.BufferedReader(ResumedBody(begin, digest), buffer_size=1 << 20))
 
-    def delete(self, digest: Digest) -> None:
-        with translated(f"delete {digest} from bucket {self._bucket}"):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(digest))
+    def version(self, digest: Digest) -> str | None:
+        return self._versions.find(self._key(digest))
+
+    def delete(self, digest: Digest, *, version: str | None = None) -> bool:
+        return self._versions.delete(self._key(digest), version)
 
     def records(self) -> S3Records:
         return S3Records(
@@ -153,6 +157,7 @@ class S3BlobStore:
             largest_put_bytes=self.largest_put_bytes,
             parts=self._parts,
             copies=self._copies,
+            versions=self._versions,
             put=self._put_link,
         )
 

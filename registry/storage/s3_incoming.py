@@ -20,6 +20,7 @@ from registry.storage.parts import Arrival
 from registry.storage.s3_answers import ResumedBody, status_of, translated
 from registry.storage.s3_copies import S3Copies
 from registry.storage.s3_parts import S3PartUploads
+from registry.storage.s3_versions import S3Versions, etag_of, version_of
 
 Put = Callable[[Blob, str, timedelta], Link]
 SHA256 = "sha256/"
@@ -36,6 +37,7 @@ class S3Incoming:
     largest_put_bytes: int
     parts: S3PartUploads = field(repr=False)
     copies: S3Copies = field(repr=False)
+    versions: S3Versions = field(repr=False)
     put: Put = field(repr=False)
 
     def link(self, blob: Blob, *, expires_in: timedelta) -> Link:
@@ -56,7 +58,7 @@ class S3Incoming:
 
         def begin(position: int) -> tuple[Any, int]:
             nonlocal version
-            same = {"IfMatch": version} if version else {}
+            same = {"IfMatch": etag_of(version)} if version else {}
             ranged = {"Range": f"bytes={position}-"} if position else {}
             with translated(f"read {key} from bucket {self.bucket}"):
                 try:
@@ -65,10 +67,10 @@ class S3Incoming:
                     if status_of(error) in (404, 412):
                         raise _not_arrived(digest) from error
                     raise
-            if version and str(answer["ETag"]) != version:  # a store that ignores the condition
+            if version and version_of(answer) != version:  # a store that ignores the condition, or equal bytes again
                 answer["Body"].close()
                 raise _not_arrived(digest)
-            version = str(answer["ETag"])
+            version = version_of(answer)
             return answer["Body"], int(answer["ContentLength"])
 
         body = ResumedBody(begin, digest)
@@ -76,19 +78,13 @@ class S3Incoming:
 
     def adopt(self, blob: Blob, *, version: str, seconds: float) -> bool | None:
         key = self._key(blob.digest)
-        done = self.copies.copy(blob, key, to=key_of(self.prefix, blob.digest), version=version, seconds=seconds)
-        if not done:
-            return done
-        found = self._head(key)
+        to, etag = key_of(self.prefix, blob.digest), etag_of(version)
+        done = self.copies.copy(blob, key, to=to, version=etag, seconds=seconds)
         # Asked again: a store that ignores the condition has copied whatever lay there, if only for a moment.
-        return found is not None and str(found["ETag"]) == version
+        return self.versions.find(key) == version if done else done
 
-    def discard(self, digest: Digest, *, version: str | None = None) -> None:
-        key = self._key(digest)
-        if version is not None and ((found := self._head(key)) is None or str(found["ETag"]) != version):
-            return
-        with translated(f"delete what came for {digest} from bucket {self.bucket}"):
-            self.client.delete_object(Bucket=self.bucket, Key=key)
+    def discard(self, digest: Digest, *, version: str) -> bool:
+        return self.versions.delete(self._key(digest), version)
 
     def _head(self, key: str) -> dict[str, Any] | None:
         with translated(f"look for {key} in bucket {self.bucket}"):
@@ -136,4 +132,5 @@ def arrivals(client: Any, bucket: str, prefix: str) -> Iterator[Arrival]:
             for found in page.get("Contents", ()):
                 match parsed(found["Key"], prefix):
                     case (digest, Namespace() as namespace):
-                        yield Arrival(digest=digest, namespace=namespace, arrived_at=found["LastModified"])
+                        arrived_at, version = found["LastModified"], version_of(found)
+                        yield Arrival(digest=digest, namespace=namespace, arrived_at=arrived_at, version=version)

@@ -270,3 +270,18 @@ def run_at_once(calls: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_of_equal_bytes_that_were_put_twice_one_version_is_deleted(subject: Subject) -> None:
+    store, blob = subject.store, upload(subject.store, b"put twice")
+    first = store.version(blob.digest)
+    assert first is not None and store.version(blob.digest) == first
+    assert store.delete(blob.digest, version=first)
+    assert (store.stat(blob.digest), store.version(blob.digest)) == (None, None)
+    assert store.delete(blob.digest, version=first), "it is absent, as was asked for"
+    if isinstance(store, S3BlobStore):
+        time.sleep(1.1)  # these tell the time in seconds
+    upload(store, b"put twice")
+    assert store.version(blob.digest) != first
+    assert not store.delete(blob.digest, version=first)
+    assert read(store, blob) == b"put twice"

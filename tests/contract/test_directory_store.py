@@ -300,3 +300,50 @@ def put(signer: LinkSigner, blob: Blob, path: Path) -> None:
         request.add_header("content-length", str(blob.size_bytes))
         with urllib.request.urlopen(request, timeout=60) as reply:
             assert reply.status == 201
+
+
+def test_a_file_that_was_damaged_on_disk_is_replaced_by_the_next_upload_of_the_right_bytes(
+    store: DirectoryBlobStore,
+) -> None:
+    path = write(store)
+    os.chmod(path, 0o644)
+    path.write_bytes(CONTENT[::-1])  # of the same size
+    assert write(store).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_is_put_while_an_older_version_is_deleted_stays(
+    store: DirectoryBlobStore, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Put before the file is moved aside, that one is moved back; put after, it is the next file of that name."""
+    path = write(store)
+    version = store.version(BLOB.digest)
+    rename = Path.rename
+
+    def put_meanwhile(self: Path, target: Path) -> Path:
+        if target.name.startswith("gone-"):
+            monkeypatch.setattr(Path, "rename", rename)
+            if moment == "before":
+                store.delete(BLOB.digest)
+                write(store)
+            rename(self, target)
+            if moment == "after":
+                write(store)
+            return target
+        return rename(self, target)
+
+    assert version is not None
+    monkeypatch.setattr(Path, "rename", put_meanwhile)
+    assert store.delete(BLOB.digest, version=version) == (moment == "after")
+    assert path.read_bytes() == CONTENT
+    assert store.version(BLOB.digest) != version
+    assert list((store.root / "incoming").iterdir()) == []
+    assert not store.delete(BLOB.digest, version=version)
+
+
+def test_what_a_crash_left_of_a_delete_is_swept_by_when_it_was_begun(store: DirectoryBlobStore) -> None:
+    aside = store.root / "incoming" / "gone-1"
+    write(store).rename(aside)
+    os.utime(aside, (0, 0))  # uploaded long ago
+    assert store.sweep_incoming() == 0
+    assert store.sweep_incoming(older_than_seconds=-1) == 1

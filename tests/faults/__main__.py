@@ -10,6 +10,7 @@ AOT_FAULT_LEDGER    a file that gets the ledgers as JSON
 import json
 import os
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> int:
     stacks = arguments or list(STACKS)
     pace = REAL if os.environ.get("AOT_FAULT_COMPILER") == "real" else FAKE
     print(f"AOT_FAULT_SEED={seed} SOAK_SECONDS={seconds:.0f} on {', '.join(stacks)}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else what was started outlives it
     told, violations = [], 0
     with tempfile.TemporaryDirectory(prefix="aot-campaign-", ignore_cleanup_errors=True) as folder:
         kept = Path(os.environ.get("AOT_FAULT_KEEP") or folder)

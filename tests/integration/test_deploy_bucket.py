@@ -76,7 +76,7 @@ def _use(store: S3BlobStore, client: Any) -> None:
     assert store.stat(digest) == len(BLOB)
     with store.open(digest) as file:
         assert file.read() == BLOB
-    store.delete(digest)
+    assert store.delete(digest, version=store.version(digest))
     assert store.stat(digest) is None
     records = store.records()
     records.put("one", b"{}")

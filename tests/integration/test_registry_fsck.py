@@ -186,13 +186,16 @@ def test_of_two_that_end_a_removal_the_second_changes_nothing(service: Service) 
     file = file_of(service, a_bundle(service))
     first, second = service.clock(), service.clock() + timedelta(seconds=1)
     with service.deps.sessions.transaction() as session:
-        assert damage_rows.begin_removal(file, now=first, session=session)
-        assert not damage_rows.begin_removal(file, now=second, session=session)
+        [blob] = [one for one in damage_rows.stored_blobs(session, after=None, limit=9) if one.digest == file]
+        again = blob._replace(stored_at=blob.stored_at - timedelta(seconds=1))
+        assert not damage_rows.begin_removal(again, now=first, session=session), "it was stored since"
+        assert damage_rows.begin_removal(blob, now=first, session=session)
+        assert not damage_rows.begin_removal(blob, now=second, session=session)
         assert damage_rows.take_over_removal(file, since=first, now=second, session=session)
         assert not damage_rows.take_over_removal(file, since=first, now=second, session=session)
-        assert not damage_rows.end_removal(file, since=first, session=session)
-        assert damage_rows.end_removal(file, since=second, session=session)
-        assert not damage_rows.end_removal(file, since=second, session=session)
+        assert not damage_rows.end_removal(file, session, since=first)
+        assert damage_rows.end_removal(file, session, since=second)
+        assert not damage_rows.end_removal(file, session, since=second)
 
 
 def damaged(service: Service, count: int) -> list[Digest]:

@@ -42,6 +42,14 @@ from tests.integration.test_registry_claims import (  # noqa: F401
     test_progress_and_log_lines_can_be_followed,
     test_tickets_are_sent_again_once_a_while_by_one_of_several_sweepers,
 )
+from tests.integration.test_registry_deleting import (  # noqa: F401
+    test_a_publish_does_not_count_on_bytes_that_were_removed_after_it_had_looked,
+    test_a_sweeper_that_was_stopped_deletes_nothing_that_was_published_since,
+    test_fsck_removes_nothing_that_was_mended_after_it_had_read,
+    test_nor_where_it_has_lost_the_database_between_the_row_and_the_delete,
+    test_of_two_sweepers_at_one_blob_the_second_waits_until_the_first_has_deleted_it,
+    test_whoever_opens_an_upload_waits_for_what_removes_an_older_one,
+)
 from tests.integration.test_registry_flow import (  # noqa: F401
     test_a_submitted_spec_ends_as_a_signed_bundle_that_a_pod_can_fetch,
 )

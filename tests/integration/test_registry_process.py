@@ -11,11 +11,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from aot.errors import NotFound, StorageUnavailable
+from registry.__main__ import create_token, end_token, fsck, list_tokens, migrate, reindex, retain
+from registry.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +100,10 @@ def test_a_server_makes_its_directory_and_stops_on_a_signal(tmp_path: Path) -> N
         assert made.returncode == 0, made.stderr
         assert get(port, "/v1/builds", made.stdout.strip()) == {"builds": []}
         assert token not in (tmp_path / "serve.log").read_text()
+
+        assert run(tmp_path, "token", "end", "ci").returncode == 0
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(port, "/v1/builds", made.stdout.strip())
 
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
@@ -219,3 +228,43 @@ def test_a_database_that_does_not_answer_ends_it_as_unavailable(tmp_path: Path) 
     ended = run(tmp_path, "sweep", "--once", AOT_DATABASE_URL=url)
     assert ended.returncode == 5
     assert ended.stderr.rstrip().endswith("the registry's log says more")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (fsck, {"trust": [], "force": False}),
+        (retain, {"dry_run": True}),
+        (reindex, {"trust": [], "unsigned": False}),
+    ],
+)
+def test_housekeeping_where_no_registry_is_says_so_and_makes_none(
+    command: Callable[[Namespace, Settings], object], options: dict[str, object], tmp_path: Path
+) -> None:
+    settings = Settings.from_environ({"AOT_DATA_DIR": str(tmp_path)})
+    with pytest.raises(StorageUnavailable) as caught:
+        command(Namespace(**options), settings)
+    assert "migrate" in caught.value.hint
+    assert not settings.data_dir.joinpath("signing.key").exists()
+
+
+def test_tokens_are_listed_without_secrets_and_ended_by_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings.from_environ({"AOT_DATA_DIR": str(tmp_path)})
+    migrate(Namespace(revision="head"), settings)
+    options = Namespace(label="ci", scope=["read", "submit"], namespace=["ours"], expires_in=None)
+    for _ in range(2):
+        create_token(options, settings)
+    secrets = capsys.readouterr().out.split()
+    list_tokens(Namespace(), settings)
+    out = capsys.readouterr().out
+    assert [(one["label"], one["scopes"], one["namespaces"]) for one in json.loads(out)] == [
+        ("ci", ["read", "submit"], ["ours"])
+    ] * 2
+    assert not any(secret in out for secret in secrets)
+    end_token(Namespace(label="ci"), settings)
+    list_tokens(Namespace(), settings)
+    assert json.loads(capsys.readouterr().out) == []
+    with pytest.raises(NotFound, match="no token ci"):
+        end_token(Namespace(label="ci"), settings)

@@ -315,8 +315,12 @@ class TrustingStore:
     def open(self, digest):
         return io.BytesIO(self.content[digest])
 
-    def delete(self, digest):
-        self.content.pop(digest, None)
+    def version(self, digest):
+        return str(id(self.content[digest])) if digest in self.content else None
+
+    def delete(self, digest, *, version=None):
+        assert version == self.version(digest), "exactly what was read"
+        return self.content.pop(digest, None) is not None
 
     def upload_link(self, blob, *, expires_in):
         return self.store.upload_link(blob, expires_in=expires_in)

@@ -209,7 +209,7 @@ def test_condemned_bytes_live_again_when_they_are_wanted(service: Service, how: 
 def test_what_is_being_deleted_cannot_be_counted_on(service: Service, monkeypatch) -> None:
     file = file_of(service, a_bundle(service, "loose", content=b"going"))
     later(service, days=91)
-    monkeypatch.setattr(service.deps.store, "delete", lambda digest: fail())
+    monkeypatch.setattr(service.deps.store, "delete", lambda digest, *, version: fail())
     with pytest.raises(AotError):
         later(service, days=1.1)
     assert state_of(service, file) is BlobState.DELETING

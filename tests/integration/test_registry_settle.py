@@ -36,8 +36,14 @@ class TrustingStore:
         happens()
         return stream
 
-    def delete(self, digest):
+    def version(self, digest):
+        return str(id(self.content[digest])) if digest in self.content else None
+
+    def delete(self, digest, *, version=None):
+        if version is not None and self.version(digest) not in (version, None):
+            return False
         self.content.pop(digest, None)
+        return True
 
     def upload_link(self, blob, *, expires_in):
         return self.store.upload_link(blob, expires_in=expires_in)

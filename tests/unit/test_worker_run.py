@@ -15,6 +15,7 @@ from aot.errors import (
     AotError,
     BackendFailed,
     BlobMissing,
+    BlobNotFound,
     CompileOutOfMemory,
     DigestMismatch,
     Forbidden,
@@ -167,7 +168,7 @@ def test_a_fault_of_the_host_gives_the_build_to_another_worker(stand: Stand, err
     assert view.waiting.startswith("worker-1 gave it back: the worker's disk, memory or network failed")
 
 
-@pytest.mark.parametrize("kind", [DigestMismatch, Forbidden], ids=lambda kind: kind.code)
+@pytest.mark.parametrize("kind", [DigestMismatch, Forbidden, BlobNotFound], ids=lambda kind: kind.code)
 def test_a_source_that_comes_damaged_or_is_refused_is_fetched_again_by_another_attempt(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: type[AotError]
 ) -> None:

@@ -132,6 +132,7 @@ class ReleaseRequest(Document, kw_only=True):
     """Give the build back to the queue: the worker shuts down or cannot build it here."""
 
     reason: str
+    damaged: tuple[Digest, ...] = ()  # blobs whose links led to other bytes, as the worker saw them
 
 
 class CancelRequest(Document, kw_only=True):

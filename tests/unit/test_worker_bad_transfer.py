@@ -1,0 +1,156 @@
+"""A pushed bundle whose bytes come damaged: whoever pushed it has done nothing wrong, and the store may have."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot.errors import InvalidInput, StorageUnavailable
+from aot.schema.digest import Digest
+from aot.schema.names import Name, Namespace
+from aot.schema.state import BlobState, BuildState, BundleState
+from registry.db.models import BlobRow
+from registry.services.damage import quarantine_if_wrong
+from registry.services.suspects import MOST_A_RELEASE, Suspects
+from tests.builders import BYTES, a_manifest, a_profile, a_qualification, a_readable_artifact, altered
+from tests.unit import test_worker_run
+from tests.unit.test_worker_run import Stand
+from worker.run import MOST_HOST_FAULTS, Ended, run_build
+
+stand = test_worker_run.stand  # a fixture
+
+
+def a_pushed(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Digest, Any]:
+    """A pushed bundle that waits for its proof, its one file, and its build. The proof itself takes no time."""
+    stand.run()
+    pushed = a_manifest(altered(stand.spec, name=Name("pushed")), artifacts=(a_readable_artifact(),))
+    reply = stand.service.push(pushed)
+    qualified = SimpleNamespace(
+        artifacts=pushed.artifacts, qualification=a_qualification(), canaries=pushed.canaries, paths={}
+    )
+    monkeypatch.setattr("aot.pipeline.build.qualify", lambda *_, **__: qualified)
+    return pushed, pushed.artifacts[0].files[0].digest, reply
+
+
+def damage(stand: Stand, digest: Digest) -> None:
+    path = stand.service.deps.store.root / digest.hex[:2] / digest.hex[2:]  # type: ignore[attr-defined]
+    os.chmod(path, 0o644)
+    path.write_bytes(BYTES[digest][::-1])
+
+
+def damage_on_the_way(stand: Stand, digest: Digest, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = stand.transport.send
+
+    def flipped(method: str, url: str, **options: Any) -> Any:
+        reply = send(method, url, **options)
+        if method == "GET" and digest.hex in url:
+            reply._left = reply._left[::-1]
+        return reply
+
+    monkeypatch.setattr(stand.transport, "send", flipped)
+
+
+def state_of(stand: Stand, digest: Digest) -> BlobState:
+    with stand.service.deps.sessions.reading() as session:
+        return session.get(BlobRow, digest).state  # type: ignore[union-attr]
+
+
+def next_attempt(stand: Stand) -> Ended:
+    stand.service.clock.advance(61)  # a worker is not handed what it gave back just now
+    stand.service.register(a_profile())
+    return run_build(stand.bench)
+
+
+def test_a_blob_that_is_wrong_in_the_store_is_taken_out_and_the_bundle_is_proven_with_the_right_one(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed, file, reply = a_pushed(stand, monkeypatch)
+    damage(stand, file)
+    assert run_build(stand.bench) is Ended.RELEASED
+    stand.service.deps.suspects.wait(20)
+    assert (state_of(stand, file), stand.service.deps.store.stat(file)) == (BlobState.PENDING, None)
+    bundle = stand.service.call("get_bundle", digest=reply.bundle)
+    assert bundle.state is BundleState.PENDING and str(file) in bundle.withdrawn_reason
+
+    assert next_attempt(stand) is Ended.NOTHING, "there is nothing to prove until its bytes are there again"
+    for _ in range(2):
+        stand.service.sweep()
+        waiting = stand.service.call("get_build", build=reply.build).waiting
+        assert "holds other bytes" in waiting and waiting.endswith("push the bundle again")
+
+    assert stand.service.push(pushed).build == reply.build
+    assert stand.service.sweep().healed == (reply.bundle,)
+    stand.service.sweep()
+    assert next_attempt(stand) is Ended.PUBLISHED
+    view = stand.service.call("get_build", build=reply.build)
+    assert (view.state, view.attempt) == (BuildState.PUBLISHED, 2)
+
+
+def test_what_is_damaged_on_its_way_is_fetched_again_however_often(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, file, reply = a_pushed(stand, monkeypatch)
+    with monkeypatch.context() as broken:
+        damage_on_the_way(stand, file, broken)
+        ended = [next_attempt(stand) for _ in range(MOST_HOST_FAULTS + 1)]
+    assert ended == [Ended.RELEASED] * (MOST_HOST_FAULTS + 1)
+    stand.service.deps.suspects.wait(20)
+    view = stand.service.call("get_build", build=reply.build)
+    assert view.state is BuildState.QUEUED and "came damaged" in view.waiting and str(file) in view.waiting
+    assert state_of(stand, file) is BlobState.STORED, "it was looked at, and is right"
+    assert next_attempt(stand) is Ended.PUBLISHED
+
+
+def test_an_older_registry_gets_the_build_back_without_being_told_which_blob_it_was(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aot.client import RegistryClient
+
+    _, file, reply = a_pushed(stand, monkeypatch)
+    release, told = RegistryClient.release, []
+
+    def older(self: Any, build: str, *, reason: str, damaged: tuple[Digest, ...] = ()) -> Any:
+        told.append(damaged)
+        if damaged:
+            raise InvalidInput("the releaserequest does not decode: unknown field `damaged`")
+        return release(self, build, reason=reason)
+
+    monkeypatch.setattr(RegistryClient, "release", older)
+    damage_on_the_way(stand, file, monkeypatch)
+    assert run_build(stand.bench) is Ended.RELEASED
+    assert told == [(file,), ()]
+    assert stand.service.call("get_build", build=reply.build).state is BuildState.QUEUED
+
+
+def test_a_workers_word_takes_nothing_out(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is right, what is missing, and what another namespace holds alone stay as they are."""
+    _, file, _ = a_pushed(stand, monkeypatch)
+    deps = stand.service.deps
+    other = Namespace("other")
+    mine = Namespace("default")
+    assert not quarantine_if_wrong(file, namespace=mine, deps=deps)
+    damage(stand, file)
+    assert not quarantine_if_wrong(file, namespace=other, deps=deps)
+    deps.store.delete(file)
+    assert not quarantine_if_wrong(file, namespace=mine, deps=deps)
+    assert state_of(stand, file) is BlobState.STORED
+
+
+def test_what_was_found_right_is_not_read_for_every_worker_behind_a_bad_line() -> None:
+    looked: list[Digest] = []
+    digests = [Digest.of(bytes([number])) for number in range(MOST_A_RELEASE + 1)]
+    suspects = Suspects()
+
+    def look(digest: Digest) -> bool:
+        looked.append(digest)
+        if digest == digests[1]:
+            raise StorageUnavailable("the store is away", hint="wait")
+        if digest == digests[2]:
+            raise ZeroDivisionError("a fault of ours")
+        return digest == digests[0]
+
+    for _ in range(2):
+        suspects.add(digests, look)
+        suspects.wait(20)
+    assert looked == [*digests[:MOST_A_RELEASE], *digests[:3]], "what was wrong, or not read, is looked at again"
