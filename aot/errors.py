@@ -22,6 +22,7 @@ provenance) are values and do not appear here.
     │  ├─ LoadFailed · BindingFailed · RunFailed
     ├─ GuardFailed                    at call time, when the policy is "raise"
     ├─ RegistryError                  the service answered
+    │  ├─ NotARegistry                something else answers at its address
     │  ├─ NotFound                    BuildNotFound · BundleNotFound · BlobNotFound · TagNotFound · ProfileNotFound
     │  ├─ Conflict                    BuildNotClaimable · LeaseLost · TagMoved · BlobMissing · BuildFinished
     │  ├─ BuildFailed                 a followed build ended without a bundle
@@ -46,6 +47,8 @@ class AotError(Exception):
         self.message = message
         self.hint = hint
         self.details: dict[str, Any] = dict(details or {})
+        if hint:
+            self.add_note(f"try: {hint}")  # a traceback ends with what to do
 
     def __str__(self) -> str:
         return self.message
@@ -209,6 +212,12 @@ class RegistryError(AotError):
     """The registry answered with a refusal."""
 
     code = "registry-error"
+
+
+class NotARegistry(RegistryError):
+    """What answered at the registry's address is none: a proxy, an ingress without its service, a login page."""
+
+    code = "not-a-registry"
 
 
 class NotFound(RegistryError):

@@ -1,4 +1,4 @@
-"""`python -m registry`: serve, sweep, retain, reindex, fsck, check, migrate, keys, token create."""
+"""`python -m registry`: serve, sweep, retain, reindex, fsck, check, migrate, keys, token create, list and end."""
 
 import argparse
 import gc
@@ -10,13 +10,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aot.errors import AotError, InvalidConfig, Unavailable
+from aot.errors import AotError, InvalidConfig, NotFound, Unavailable
 from aot.locks import claimed
 from aot.schema.names import Namespace
 from aot.schema.wire.workers import Scope
 from registry.settings import Settings
 from registry.stop import Stop, leave
+
+if TYPE_CHECKING:
+    from registry.deps import Deps
 
 LOCK_FILE = "serve.lock"
 
@@ -109,31 +113,28 @@ def sweep(options: argparse.Namespace, settings: Settings) -> None:
 
 def retain(options: argparse.Namespace, settings: Settings) -> None:
     """Remove what has expired, or say what would be removed; JSON on stdout."""
-    from registry.deps import build_deps
     from registry.services.retention import plan
     from registry.services.retention import retain as retain_once
 
-    deps = build_deps(settings)
+    deps = _migrated(settings)
     _print_json(plan(deps) if options.dry_run else retain_once(deps))
 
 
 def reindex(options: argparse.Namespace, settings: Settings) -> None:
     """Make the rows again from the object store; the database must be migrated. JSON on stdout."""
     from aot.trust import TrustedKeys
-    from registry.deps import build_deps
     from registry.services.reindex import reindex as reindex_once
 
     trusted = TrustedKeys.of(options.trust)
-    _print_json(reindex_once(build_deps(settings), trusted=trusted, unsigned=options.unsigned))
+    _print_json(reindex_once(_migrated(settings), trusted=trusted, unsigned=options.unsigned))
 
 
 def fsck(options: argparse.Namespace, settings: Settings) -> int:
     """Read and hash everything again; 6 where something is not what it should be. JSON on stdout."""
     from aot.trust import TrustedKeys
-    from registry.deps import build_deps
     from registry.services.fsck import fsck as check_all
 
-    checked = check_all(build_deps(settings), trusted=TrustedKeys.of(options.trust), force=options.force)
+    checked = check_all(_migrated(settings), trusted=TrustedKeys.of(options.trust), force=options.force)
     _print_json(checked)
     return 0 if checked.sound else 6
 
@@ -152,6 +153,19 @@ def check(options: argparse.Namespace, settings: Settings) -> int:
             if finding.hint:
                 print(f"      -> {finding.hint}")
     return 1 if any(finding.verdict is Verdict.WRONG for finding in findings) else 0
+
+
+def _migrated(settings: Settings) -> "Deps":
+    """The registry of these settings. Raises StorageUnavailable for a database without its tables.
+
+    That is before a key is made: a mistyped AOT_DATA_DIR does not become a registry.
+    """
+    from registry.db.migrate import require_served
+    from registry.db.session import open_sessions
+    from registry.deps import build_deps
+
+    require_served(open_sessions(settings.database_url))
+    return build_deps(settings)
 
 
 def _print_json(value: object) -> None:
@@ -186,6 +200,37 @@ def create_token(options: argparse.Namespace, settings: Settings) -> None:
             session=session,
         )
     print(secret)
+
+
+def list_tokens(options: argparse.Namespace, settings: Settings) -> None:
+    """Print every token but those of claims, the oldest first, never its secret; JSON on stdout."""
+    from registry.db.session import open_sessions
+    from registry.db.tokens import list_lasting
+
+    with open_sessions(settings.database_url).transaction() as session:
+        _print_json(
+            [
+                {
+                    "label": row.label,
+                    "scopes": row.scopes,
+                    "namespaces": row.namespaces,
+                    "created_at": row.created_at,
+                    "expires_at": row.expires_at,
+                }
+                for row in list_lasting(session)
+            ]
+        )
+
+
+def end_token(options: argparse.Namespace, settings: Settings) -> None:
+    """End every token of a label. Raises NotFound where there is none."""
+    from registry.db.session import open_sessions
+    from registry.services import tokens
+
+    with open_sessions(settings.database_url).transaction() as session:
+        if not tokens.has_label(options.label, session=session):
+            raise NotFound(f"there is no token {options.label}", hint="`python -m registry token list` shows them")
+        tokens.end(options.label, session=session)
 
 
 def print_keys(options: argparse.Namespace, settings: Settings) -> None:
@@ -256,14 +301,23 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("keys", help="print the value of AOT_TRUSTED_KEYS, from the key files")
     command.add_argument("--adopt", action="store_true", help="and let replicas sign with them, though none has before")
     command.set_defaults(run=print_keys)
-    token = commands.add_parser("token", help="tokens").add_subparsers(required=True)
+    _add_tokens(commands.add_parser("token", help="make, list and end tokens").add_subparsers(required=True))
+    return parser
+
+
+def _add_tokens(token: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = token.add_parser("create", help="print a new token")
     command.add_argument("label")
-    command.add_argument("--scope", action="append", required=True, choices=[s for s in Scope if s is not Scope.BUILD])
+    scopes = [str(scope) for scope in Scope if scope is not Scope.BUILD]
+    command.add_argument("--scope", action="append", required=True, choices=scopes, help="may be given several times")
     command.add_argument("--namespace", action="append", default=[], help="may be given several times; default: all")
     command.add_argument("--expires-in", type=float, metavar="SECONDS")
     command.set_defaults(run=create_token)
-    return parser
+    command = token.add_parser("list", help="label, scopes, namespaces and times of every token but those of claims")
+    command.set_defaults(run=list_tokens)
+    command = token.add_parser("end", help="end every token of a label at once, as after a leak")
+    command.add_argument("label")
+    command.set_defaults(run=end_token)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _usage(error: Exception) -> int:
     if hasattr(error, "format_message"):
         if text := error.format_message():  # empty where the help was shown already
             say(f"error: {text}")
-            say("  try: aot --help")
+            say(f"  try: {getattr(getattr(error, 'ctx', None), 'command_path', 'aot')} --help")
         return Exit.BAD_INPUT
     say("a fault of aot, not of yours; report it with what follows")
     raise error

@@ -48,8 +48,12 @@ def _add_service(app: typer.Typer) -> None:
     @app.command()
     def up(
         data: Annotated[Path | None, typer.Option(help="Data directory; AOT_DATA_DIR if left out.")] = None,
-        host: Annotated[str, typer.Option(help="Address to bind; loopback by default.")] = "127.0.0.1",
-        port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 takes a free one.")] = 8750,
+        host: Annotated[
+            str, typer.Option(help="Address to bind; loopback by default.", envvar="AOT_HOST")
+        ] = "127.0.0.1",
+        port: Annotated[
+            int, typer.Option(min=0, max=65535, help="Port to bind; 0 takes a free one.", envvar="AOT_PORT")
+        ] = 8750,
         worker: Annotated[bool, typer.Option(help="Also start one worker for this host.")] = True,
         json: Json = False,
     ) -> None:

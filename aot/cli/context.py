@@ -18,7 +18,9 @@ def read_config() -> Config:
 
 
 def connect(config: Config) -> RegistryClient:
-    """Return a client of the configured registry. Raises InvalidConfig where none is configured."""
+    """Return a client of the configured registry. Raises InvalidConfig where none is configured, or may be asked."""
+    if config.offline:
+        raise InvalidConfig("AOT_OFFLINE is set, and this needs the registry", hint="leave AOT_OFFLINE unset for it")
     if not config.url:
         raise InvalidConfig("AOT_URL is not set", hint="start a registry with `aot up`; it prints the lines to set")
     return open_client(config.url, config.token, timeout_seconds=config.timeout_seconds)

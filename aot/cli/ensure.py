@@ -68,7 +68,7 @@ def read_project(path: Path) -> Project:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}", hint="name the project file with -f") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8: {error}", hint="name the project file with -f") from error
-    return decode_project(content)
+    return decode_project(content, file=path.name)
 
 
 def _trusted(config: Config, lock_path: Path) -> TrustedKeys:

@@ -1,6 +1,7 @@
 """stdout is data, stderr is talk: nothing else prints."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -39,8 +40,9 @@ def say_error(error: AotError) -> None:
     nested = error.details.get("error")
     details = nested.get("details", {}) if isinstance(nested, dict) else error.details
     for name, value in details.items():
-        for line in _detail_lines(name, value):
-            say(line)
+        if not _is_said(value, error.message):
+            for line in _detail_lines(name, value):
+                say(line)
     if error.hint:
         say(f"  try: {error.hint}")
 
@@ -74,6 +76,16 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     raise AssertionError
+
+
+def _is_said(value: Any, message: str) -> bool:
+    """Whether a detail is for programs only, as flags are, or all of it stands in the message."""
+    if isinstance(value, bool):
+        return True
+    if value == "$":  # the place of a fault: all of the document
+        return True
+    entries = value if isinstance(value, list | tuple) else (value,)
+    return all(isinstance(entry, str) and re.search(rf"(?<!\w){re.escape(entry)}(?!\w)", message) for entry in entries)
 
 
 def _detail_lines(name: str, value: Any) -> list[str]:

@@ -8,7 +8,7 @@ from aot.schema.recipe import Purpose, Recipe, Regions, Route
 
 # `kernel` and `bytecode` are those of Triton kernels and of installed distributions, whose recipes hold nothing else.
 BUILT_ROUTES = (Route.PACKAGE, Route.FUNCTION, Route.KERNEL, Route.BYTECODE)
-NO_OTHER_ROUTE = "this version has no other route for it: run it eagerly, or with torch.compile in the pod"
+NO_OTHER_ROUTE = "else run it by torch.compile and keep its compiled code with `aot capture`, or run it eagerly"
 
 # The default of Recipe.routes allows `cache` after `package`: it is what old documents without the field mean.
 PACKAGE_THEN_FUNCTION = (Route.PACKAGE, Route.FUNCTION)  # by function what is not taken as a package

@@ -85,6 +85,10 @@ class CompiledModel:
             self._counters.eager()
         return self.module(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; the module has it: `.module.{name}`" if hasattr(self.__dict__.get("module"), name) else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
     @property
     def outcome(self) -> "Outcome":
         """Whether all, some or none of the module's regions have something compiled."""

@@ -19,6 +19,7 @@ from aot.errors import (
     InvalidInput,
     LoadFailed,
     MalformedDocument,
+    NotARegistry,
     NotFound,
     RegistryUnreachable,
     SignatureRejected,
@@ -100,11 +101,12 @@ def resolve(
         return Resolved(reference, found, verification.refusals(), pinned=True)
     try:
         answered, stale = _ask(reference, client), False
-    except Unavailable as error:
+    except (Unavailable, NotARegistry) as error:
         answered, stale = _recall(reference, cache), True
         if not answered:
             raise
-        log.warning("aot uses what %s was when it was last resolved: %s", reference, error.message)
+        why = "no registry may be asked" if client is None else error.message
+        log.warning("aot uses what %s was when it was last resolved: %s", reference, why)
     candidates = [verification.candidate(one, cached=stale) for one in answered]
     remaining = tuple(one for one in candidates if one is not None)
     if not remaining:

@@ -220,7 +220,8 @@ class _Attempt:
         """A model that runs eagerly because of `error`; raises it where the caller wants that."""
         if self.fallback is Fallback.RAISE:
             raise error from cause
-        log.warning("aot runs %s eagerly: %s", self.reference, error.message)
+        advice = f"; try: {error.hint}" if error.hint else ""
+        log.warning("aot runs %s eagerly: %s%s", self.reference, error.message, advice)
         return load_nothing(
             self.module, error=error, fallback=self.fallback, reference=self.reference, selection=self.selection
         )

@@ -1,5 +1,7 @@
 """`aot.lock`: names pinned to digests, written by the CI step and read by the pod."""
 
+from typing import TypeVar
+
 from aot.errors import MalformedDocument
 from aot.schema.codec import Document, FormatProbe, always, decode, encode_pretty
 from aot.schema.digest import BuildKey, Digest
@@ -7,6 +9,8 @@ from aot.schema.factor import Factor
 from aot.schema.names import Name, Reference
 
 LOCK_FORMAT = 1
+
+T = TypeVar("T")
 
 
 class LockEntry(Document, kw_only=True):
@@ -42,11 +46,20 @@ def encode_lock(lock: Lock) -> bytes:
 
 def decode_lock(content: bytes) -> Lock:
     """Raises MalformedDocument, also for a format this version does not read."""
-    version = decode(content, FormatProbe, what="lock file").format
+    version = _decode(content, FormatProbe).format
     if version != LOCK_FORMAT:
         raise MalformedDocument(
             f"the lock file has format {version}, this version reads {LOCK_FORMAT}",
             hint="update aot, or write the lock again with `aot ensure`",
             details={"path": "$.format"},
         )
-    return decode(content, Lock, what="lock file")
+    return _decode(content, Lock)
+
+
+def _decode(content: bytes, kind: type[T]) -> T:
+    try:
+        return decode(content, kind, what="lock file")
+    except MalformedDocument as error:
+        raise MalformedDocument(
+            error.message, hint="restore it, or write it again with `aot ensure`", details=error.details
+        ) from error

@@ -1,6 +1,9 @@
 """`aot.toml`: the models of one project, read by the CI step."""
 
 import tomllib
+from typing import Any
+
+import msgspec
 
 from aot.errors import MalformedDocument
 from aot.schema.codec import Document, convert
@@ -40,17 +43,17 @@ class Project(Document, kw_only=True):
     models: tuple[ModelEntry, ...]
 
 
-def decode_project(content: str) -> Project:
+def decode_project(content: str, *, file: str = "aot.toml") -> Project:
     """Raises MalformedDocument naming the key that is wrong."""
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         raise MalformedDocument(
-            f"aot.toml is not TOML: {error}", hint="see the README's example", details={"path": "$"}
+            f"{file} is not TOML: {error}", hint="see the README's example", details={"path": "$"}
         ) from error
-    project = convert(table, Project, what="aot.toml")
+    project = _convert(table, file)
     if not project.models:
-        raise _wrong("aot.toml names no model", hint="add a [[models]] table", path="$.models")
+        raise _wrong(f"{file} names no model", hint="add a [[models]] table", path="$.models")
     targets: set[tuple[Name, Name, Tag]] = set()
     for index, model in enumerate(project.models):
         path = f"$.models[{index}]"
@@ -79,6 +82,19 @@ def decode_project(content: str) -> Project:
                 )
             targets.add(target)
     return project
+
+
+def _convert(table: dict[str, Any], file: str) -> Project:
+    try:
+        return convert(table, Project, what=file)
+    except MalformedDocument as error:
+        keys = ", ".join(field.encode_name for field in msgspec.structs.fields(ModelEntry))
+        raise MalformedDocument(
+            error.message.removeprefix("the "),
+            hint=f"a [[models]] table may have {keys}; it needs `name`, `profiles`, "
+            "and one of `entry`, `program` and `command`",
+            details=error.details,
+        ) from error
 
 
 def _wrong(message: str, *, hint: str, path: str) -> MalformedDocument:

@@ -50,6 +50,14 @@ def test_an_error_says_what_was_found_and_what_to_do(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "error: wanted a, found b\n  path: lib\n  try: fetch again\n")
 
 
+def test_a_detail_that_the_message_names_or_that_is_a_flag_is_not_said_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    details = {"variable": "AOT_URL", "known": ["a", "b"], "sent": False, "path": "$", "state": "fail", "count": 1}
+    say_error(InvalidInput("AOT_URL of 1 is wrong: known are a, b; failed", details=details))
+    assert capsys.readouterr().err.splitlines()[1:] == ["  state: fail", "  count: 1"]
+
+
 def test_a_list_of_details_gets_a_line_each_and_a_long_one_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     say_error(DigestMismatch("many", details={"violations": [f"blob {number}" for number in range(25)]}))
     lines = capsys.readouterr().err.splitlines()

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from aot.cli import run
 from aot.cli.part_environ import is_loopback, worker_environ
+from aot.cli.up import Place
 
 URL, TOKEN_FILE = "http://127.0.0.1:8750", Path("/somewhere/worker-token")
 NEEDED = {
@@ -74,3 +76,15 @@ def test_what_the_user_says_about_trust_holds(at_home: bool, named: str) -> None
 )
 def test_only_loopback_is_this_machine_alone(host: str, alone: bool) -> None:
     assert is_loopback(host) is alone
+
+
+@pytest.mark.parametrize(("arguments", "address"), [([], ("::1", 7001)), (["--port", "7002"], ("::1", 7002))])
+def test_the_address_is_that_of_the_registrys_variables_unless_it_is_given(
+    arguments: list[str], address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[Place] = []
+    monkeypatch.setattr("aot.cli.up.serve", lambda place, *_, **__: served.append(place))
+    monkeypatch.setenv("AOT_HOST", "::1")
+    monkeypatch.setenv("AOT_PORT", "7001")
+    assert run(["up", "--data", str(tmp_path), *arguments]) == 0
+    assert [(place.host, place.port) for place in served] == [address]

@@ -16,7 +16,7 @@ import pytest
 from aot.client import HttpTransport, RegistryClient, RetryPolicy
 from aot.client.blobs import get_blob, put_blob
 from aot.client.retry import ONCE
-from aot.errors import Forbidden, InvalidConfig, RegistryError, RegistryUnreachable
+from aot.errors import Forbidden, InvalidConfig, NotARegistry, RegistryError, RegistryUnreachable
 from aot.schema.digest import Digest
 from aot.schema.wire.blobs import Link
 from aot.schema.wire.workers import HealthReply
@@ -228,7 +228,7 @@ def test_a_load_balancer_without_registry_is_asked_again(serve: Callable[..., Se
 
 def test_something_else_at_this_address_is_named(serve: Callable[..., Server]) -> None:
     page = b"HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>"
-    with pytest.raises(RegistryError, match="answered 404 with text/html") as raised:
+    with pytest.raises(NotARegistry, match="answered 404 with text/html") as raised:
         a_client(serve((page,))).get_health()
     assert "AOT_URL" in raised.value.hint
 

@@ -389,6 +389,13 @@ def test_a_project_file_that_is_wrong_says_where(toml: str, message: str, path: 
     with pytest.raises(MalformedDocument, match=message.replace("[", r"\[")) as caught:
         decode_project(toml)
     assert caught.value.details["path"] == path
+    assert "both sides" not in caught.value.hint  # nothing was sent: a person wrote this
+
+
+def test_a_project_file_is_called_by_its_name_and_the_keys_are_told() -> None:
+    with pytest.raises(MalformedDocument, match=r"^ci.toml does not decode at \$.models\[0\]: .*`colour`") as caught:
+        decode_project(ONE_MODEL + "colour = 3", file="ci.toml")
+    assert "name, source, entry, program, command" in caught.value.hint and "needs `name`" in caught.value.hint
     assert caught.value.hint
 
 

@@ -1,5 +1,8 @@
-"""`tests/conftest.py`: files go to cores in the order of their collection, however many tests each has."""
+"""`tests/conftest.py`: files go to cores in the order of their collection, however many tests each has; and no later
+garbage collection walks what was collected.
+"""
 
+import gc
 import os
 import re
 import shutil
@@ -17,8 +20,14 @@ def test_a_file_of_many_tests_does_not_come_before_one_that_was_collected_earlie
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "loadfile", "-p", "no:cacheprovider"],
         cwd=tmp_path,
-        env={"PATH": os.environ["PATH"]},
+        # Of the plugins that are installed, seconds to import in each of two processes, the one that deals files out.
+        env={"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"},
         capture_output=True,
         text=True,
     )
     assert re.findall(r"PASSED (test_\w)\.py", ran.stdout) == ["test_a", "test_b", "test_b", "test_b"], ran.stdout
+
+
+def test_tests_run_with_the_collector_on_and_what_was_collected_is_out_of_its_sight() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > len(gc.get_objects())

@@ -160,3 +160,9 @@ FROZEN_GPU_KEY = "sha256:bf8320903dadd19da2a005ed78d174e20a94b0e2856c2dd908c51c7
 FROZEN_CAPTURE_DIGEST = "sha256:9c4a0a2e8b09bcbd41080cc7096f9638d2a81e1f7e371dd0a3e93fdfb86571b5"
 FROZEN_CAPTURE_KEY = "sha256:68f7ed10c4e04f07786151eeb7c875126bd54f9c3fb88ecd308b5a68e7e185f6"
 FROZEN_ASKED_CAPTURE_KEY = "sha256:9c6f5721ce29f78f16fd8ee4bccaf91008a0ccb3a9598a2dc4a74d1720ba313e"
+
+
+def test_a_lock_that_is_damaged_says_how_to_get_another() -> None:
+    with pytest.raises(MalformedDocument, match="truncated") as caught:
+        decode_lock(b"{")
+    assert "`aot ensure`" in caught.value.hint

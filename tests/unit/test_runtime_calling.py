@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from aot.errors import BindingFailed
+from aot.errors import BindingFailed, LoadFailed
 from aot.runtime.calling import BoundCall, bind_call
+from aot.runtime.compiled import Fallback
+from aot.runtime.load import load_nothing
 from aot.schema.artifact import CallSpec, Leaf, LeafKind
+from aot.schema.names import Reference
 
 X, Y, Z = torch.zeros(1), torch.ones(2), torch.ones(3)
 
@@ -271,3 +274,13 @@ def test_names_of_variadic_parameters_need_not_be_recorded() -> None:
         else:
             with pytest.raises(BindingFailed, match=r"found \['x', 'rest', 'others'\]"):
                 bind_call(spec, signature(variadic))
+
+
+def test_what_only_the_module_has_is_said_to_be_there() -> None:
+    model = load_nothing(
+        torch.nn.Linear(2, 2), error=LoadFailed("none"), fallback=Fallback.EAGER, reference=Reference.parse("mini")
+    )
+    with pytest.raises(AttributeError, match=r"no attribute 'state_dict'; the module has it: `.module.state_dict`"):
+        model.state_dict()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        model.nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -42,6 +42,14 @@ def order(*found: Head) -> list[str]:
     return [str(head.namespace) for head in in_turn(found, now=NOW)]
 
 
+def test_a_namespace_that_got_a_worker_while_the_clock_was_ahead_does_not_wait_until_that_comes_true() -> None:
+    hour = timedelta(hours=1)
+    ahead, before = a_head("b", claimed_at=NOW + hour), a_head("a", claimed_at=NOW - hour)
+    assert order(ahead, before) == ["b", "a"]
+    skewed = a_head("b", claimed_at=NOW + timedelta(seconds=1))  # the clocks of two replicas
+    assert order(skewed, before) == ["a", "b"]
+
+
 @given(heads())
 def test_every_namespace_that_has_room_comes_once_and_no_other(found: tuple[Head, ...]) -> None:
     rooms = {head.namespace for head in found if head.limit is None or head.running < head.limit}

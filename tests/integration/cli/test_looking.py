@@ -28,13 +28,20 @@ def test_no_command_shows_the_help(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["ls", "--nonsense"], ["withdraw", "sha256:0"], ["up", "--port", "x"]]
+    ("arguments", "command"),
+    [
+        (["nonsense"], "aot"),
+        (["ls", "--nonsense"], "aot ls"),
+        (["withdraw", "sha256:0"], "aot withdraw"),
+        (["up", "--port", "x"], "aot up"),
+        (["kernel", "build"], "aot kernel build"),
+    ],
 )
-def test_wrong_usage_is_bad_input(shell: Shell, arguments: list[str]) -> None:
+def test_wrong_usage_is_bad_input(shell: Shell, arguments: list[str], command: str) -> None:
     ran = shell.aot(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: ")
-    assert "try: aot --help" in ran.err
+    assert f"try: {command} --help" in ran.err
 
 
 def test_the_version_is_told(shell: Shell) -> None:

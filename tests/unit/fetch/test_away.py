@@ -2,7 +2,14 @@
 
 import pytest
 
-from aot.errors import BundleNotFound, BundleWithdrawn, RegistryUnreachable, StorageUnavailable, TagNotFound
+from aot.errors import (
+    BundleNotFound,
+    BundleWithdrawn,
+    NotARegistry,
+    RegistryUnreachable,
+    StorageUnavailable,
+    TagNotFound,
+)
 from aot.runtime.fetch import ensure_artifacts
 from aot.schema.digest import Digest
 from tests.builders import a_manifest
@@ -66,10 +73,31 @@ def test_a_warm_node_uses_the_remembered_tag_and_says_that_it_may_be_stale(
     assert node.fetch()
 
 
+def test_a_node_that_asks_nobody_does_not_say_that_it_lacks_what_it_uses(
+    node: Node, simulator: RegistrySimulator, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulator.add(a_manifest())
+    node.fetch()
+    node.client = None
+    assert node.resolve().stale
+    assert "last resolved: no registry may be asked" in caplog.text and "not on this node" not in caplog.text
+
+
 def test_a_registry_that_answers_503_counts_as_away(node: Node, simulator: RegistrySimulator) -> None:
     simulator.add(a_manifest())
     node.fetch()
     simulator.refuse(StorageUnavailable("the database is away"), times=10)
+    assert node.resolve().stale
+
+
+def test_something_else_at_the_registrys_address_counts_as_away(node: Node, simulator: RegistrySimulator) -> None:
+    simulator.add(a_manifest())
+    page = NotARegistry("GET was answered 404 with text/html, not by a registry")
+    simulator.refuse(page)
+    with pytest.raises(NotARegistry):
+        node.resolve()
+    node.fetch()
+    simulator.refuse(page)
     assert node.resolve().stale
 
 

@@ -77,6 +77,23 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(
     assert len(node.fetch()) == 3
 
 
+def test_a_disk_that_fills_up_on_the_way_is_not_taken_for_wrong_bytes(
+    node: Node, simulator: RegistrySimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.add(a_large_bundle())
+    candidate, selection = node.choose()
+    taken = Incoming.write
+
+    def full(self: Incoming, chunk: bytes) -> None:
+        taken(self, chunk)
+        raise LocalStorageFull("No space left on device")
+
+    monkeypatch.setattr(Incoming, "write", full)
+    with pytest.raises(LocalStorageFull, match="No space left"):
+        ensure_artifacts(candidate, selection, client=simulator.client(), cache=node.cache)
+    assert list((node.cache.root / "incoming").iterdir()) == []
+
+
 def test_a_damaged_blob_of_the_cache_is_fetched_again(node: Node, simulator: RegistrySimulator) -> None:
     manifest = a_large_bundle()
     simulator.add(manifest)

@@ -101,6 +101,14 @@ def test_the_files_of_a_canary_are_fetched_where_one_is_asked_for(
     assert loads.content == [b"\x7fELF library", b"inputs", b"outputs"]
 
 
+def test_the_log_says_why_it_runs_eagerly_and_what_to_do(
+    simulator: RegistrySimulator, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulator.add(a_manifest())
+    load(replace(config, trusted_keys=()))
+    assert "no key is trusted" in caplog.text and "; try: set AOT_TRUSTED_KEYS" in caplog.text
+
+
 def nothing(simulator: RegistrySimulator) -> None:
     """No such model."""
 
