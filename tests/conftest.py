@@ -1,5 +1,9 @@
 """Where a test that needs a card is skipped, here and nowhere else; and in which order cores get their files."""
 
+import atexit
+import gc
+from collections.abc import Generator
+
 import pytest
 
 
@@ -11,6 +15,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which would take two seconds of five to find nothing.
+
+    All tests and what they import stay to the end: later collections, also those that tests ask for, pass them by.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # extensions complain of what the last collection does not free
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen

@@ -119,7 +119,9 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     assert artifact["facts"]["isa_used"] == "x86-64-v4+amx_bf16+amx_tile"
     proof = manifest["qualification"]
     assert AMX.runs(Capability(artifact["capability"]))
-    assert (proof.get("not_run", ""), proof.get("emulation")) == ("", None)
+    assert Capability(proof["host_cpu"]).runs(AMX)
+    # This CPU may have more than the target has, and then nothing emulates one of exactly that.
+    assert proof.get("not_run", "no emulator").startswith("no emulator") and proof.get("emulation") is None
     assert proof["start"]["processes"] == []
     assert all(one.get("agrees", True) for one in proof["agreements"])
 
