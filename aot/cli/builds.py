@@ -175,6 +175,11 @@ def show_lines(view: BuildView) -> list[str]:
     if view.report:
         phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in view.report.phases.items())
         lines += [f"phases    {phases}"] if phases else []
+    if view.started_at and view.finished_at:
+        lines.append(
+            f"took      {(view.finished_at - view.started_at).total_seconds():.1f} s, proof and upload included"
+        )
+    if view.report:
         lines += [
             f"region    {region.region or 'whole'} x{region.instances} [{region.coverage}]: export"
             f" {region.export_seconds:.1f} s, compile {region.compile_seconds:.1f} s, {size(region.library_bytes)}"
@@ -191,7 +196,7 @@ def list_lines(builds: Sequence[BuildView]) -> list[str]:
             view.profile,
             weights_word(frozen=view.frozen),
             view.state,
-            view.phase or "",
+            "" if view.state.finished else view.phase or "",
             view.waiting,
         )
         for view in builds

@@ -35,16 +35,16 @@ def say(text: str) -> None:
 
 
 def say_error(error: AotError) -> None:
-    """Message, then the details that fit a terminal, then what to do."""
+    """Message, then what to do, then the details that fit a terminal."""
     say(f"error: {error.message}")
+    if error.hint:
+        say(f"  try: {error.hint}")
     nested = error.details.get("error")
     details = nested.get("details", {}) if isinstance(nested, dict) else error.details
     for name, value in details.items():
         if not _is_said(value, error.message):
             for line in _detail_lines(name, value):
                 say(line)
-    if error.hint:
-        say(f"  try: {error.hint}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

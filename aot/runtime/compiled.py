@@ -86,6 +86,8 @@ class CompiledModel:
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # one of ours has failed: with its own error, not this one
         hint = f"; the module has it: `.module.{name}`" if hasattr(self.__dict__.get("module"), name) else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 

@@ -115,9 +115,28 @@ def _compare(before: Any, after: Any) -> str:
         was, is_now = _cut(before), _cut(after)
         return f"was {was}, is {is_now}" if was != is_now else _BEYOND
     keys = _differing(before, after)
-    told = [f"{key} was {_cut(before.get(key, 'absent'))}, is {_cut(after.get(key, 'absent'))}" for key in keys]
+    told = [_compare_one(key, before.get(key, "absent"), after.get(key, "absent")) for key in keys]
     more = f"; and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
     return "; ".join(told[:_MOST_KEYS]) + more if told else _BEYOND
+
+
+def _compare_one(key: str, before: Any, after: Any) -> str:
+    """Of modules whose names differ by numbers only, those that have changed: "size was 16, is 8 in number 4 of 5"."""
+    was, is_now = _column(before), _column(after)
+    if len(was) == 1:
+        was *= len(is_now)
+    if len(is_now) == 1:
+        is_now *= len(was)
+    if len(was) != len(is_now) or len(was) == 1:
+        return f"{key} was {_cut(before)}, is {_cut(after)}"
+    first, *others = [index for index, (one, other) in enumerate(zip(was, is_now, strict=True)) if one != other]
+    more = f" and {len(others)} more" if others else ""
+    return f"{key} was {_cut(was[first])}, is {_cut(is_now[first])} in number {first + 1}{more} of {len(was)}"
+
+
+def _column(value: Any) -> list[Any]:
+    """See `_first_values` of aot.runtime.fingerprint."""
+    return list(value["varies"]) if isinstance(value, Mapping) and list(value) == ["varies"] else [value]
 
 
 def _differing(before: Any, after: Any) -> list[str]:

@@ -3,10 +3,12 @@
 import errno
 import io
 import sys
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from aot.cli.builds import list_lines
+from aot.cli.builds import list_lines, show_lines
 from aot.cli.bundles import manifest_lines, narrow, parse_tagged
 from aot.cli.ensure import ensured_line
 from aot.cli.exits import Exit, exit_code_of, of_system
@@ -24,7 +26,8 @@ from aot.schema.environment import Environment
 from aot.schema.guard import HostGuard
 from aot.schema.lock import LockEntry
 from aot.schema.names import Reference
-from aot.schema.report import Provenance
+from aot.schema.report import Phase, Provenance
+from aot.schema.state import BuildState
 from aot.schema.wire.errors import ErrorBody
 from aot.select import Policy, select
 from tests.builders import (
@@ -47,7 +50,7 @@ def test_an_error_says_what_was_found_and_what_to_do(capsys: pytest.CaptureFixtu
     say_error(
         DigestMismatch("wanted a, found b", hint="fetch again", details={"path": "lib", "empty": "", "none": None})
     )
-    assert capsys.readouterr() == ("", "error: wanted a, found b\n  path: lib\n  try: fetch again\n")
+    assert capsys.readouterr() == ("", "error: wanted a, found b\n  try: fetch again\n  path: lib\n")
 
 
 def test_a_detail_that_the_message_names_or_that_is_a_flag_is_not_said_again(
@@ -70,11 +73,23 @@ def test_a_failed_build_shows_the_details_of_its_worker(capsys: pytest.CaptureFi
     say_error(BuildFailed("build 1 failed: no", hint="see the log", details=details))
     assert capsys.readouterr().err.splitlines() == [
         "error: build 1 failed: no",
+        "  try: see the log",
         "  log:",
         "    one",
         "    two",
-        "  try: see the log",
     ]
+
+
+def test_a_finished_build_tells_what_it_took_and_no_phase() -> None:
+    started = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    view = msgspec.structs.replace(
+        a_view(), phase=Phase.UPLOADING, started_at=started, finished_at=started + timedelta(seconds=96.25)
+    )
+    running = msgspec.structs.replace(view, state=BuildState.RUNNING, finished_at=None)
+    published = msgspec.structs.replace(view, state=BuildState.PUBLISHED)
+    assert "took      96.2 s, proof and upload included" in show_lines(published)
+    assert not [line for line in show_lines(running) if line.startswith("took")]
+    assert ["uploading" in list_lines([one])[1] for one in (running, published)] == [True, False]
 
 
 def test_words_of_others_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,6 +287,17 @@ def test_attributes_and_what_is_put_in_their_place() -> None:
     assert "attributes:head" in told(lambda net: setattr(net.head, "forward", functools.partial(shifted)))[0]
 
 
+def test_of_modules_that_are_one_but_for_a_number_the_changed_ones_are_told() -> None:
+    def widened(net: nn.Module, *places: int) -> None:
+        for place in places:
+            net.get_submodule(f"blocks.{place}.linear").in_features += place + 1
+
+    _, (reason,) = told(lambda net: widened(net, 1))
+    assert reason == "attributes of blocks.*.linear: in_features was 8, is 10 in number 2 of 3"
+    _, (reason,) = told(lambda net: widened(net, 0, 1))
+    assert reason == "attributes of blocks.*.linear: in_features was 8, is 9 in number 1 and 1 more of 3"
+
+
 def test_default_dtype_is_a_part() -> None:
     net = a_net()
     before = fingerprint(net)

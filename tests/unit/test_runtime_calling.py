@@ -284,3 +284,12 @@ def test_what_only_the_module_has_is_said_to_be_there() -> None:
         model.state_dict()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         model.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_fault_in_what_the_model_itself_has_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_nothing(
+        torch.nn.Linear(2, 2), error=LoadFailed("none"), fallback=Fallback.EAGER, reference=Reference.parse("mini")
+    )
+    monkeypatch.setattr(model, "_units", (object(),))
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'is_compiled'"):
+        model.outcome  # noqa: B018

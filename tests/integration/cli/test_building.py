@@ -49,7 +49,7 @@ def test_submit_and_build_take_the_same_options(shell: Shell) -> None:
     def options(command: str) -> set[str]:
         return set(re.findall(r"--[a-z][a-z-]*", shell.aot(command, "--help").out))
 
-    assert options("build") - options("submit") == {"--here", "--as-bundle", "--log"}
+    assert options("build") - options("submit") == {"--here", "--from", "--as-bundle", "--log"}
     assert options("submit") - options("build") == set()
 
 
