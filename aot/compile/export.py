@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aot.compile.positions import assert_positions
 from aot.compile.program import Example, call_failed, first_lines, source_frame
 from aot.compile.region_inputs import AUTO
 from aot.compile.shapes import Point, Sizes
@@ -55,6 +56,7 @@ def export_point(module: "Module", point: Point, *, region: str, tree: Path | No
     started = time.monotonic()
     flops = run_eagerly(module, point.example, tree=tree)
     program, strict = _export_either(module, point, region=region, tree=tree)
+    assert_positions(program)
     lifted = make_constants_bindable(program)
     return Exported(
         program=program,

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 _LOOP = re.compile(r"#pragma omp for\b(?:.*\bcollapse\((\d+)\))?")
+_SINGLE = re.compile(r"#pragma omp single\b")  # what one thread of the team does
 _CHECK = "TORCH_CHECK("  # AOTI_TORCH_CHECK in an artifact of its own, TORCH_CHECK under torch.compile
 _DECLARED = """\
     std::exception_ptr aot_failure;
@@ -46,15 +47,20 @@ def catch_in_loops(source: str) -> str:
     if not checking or "{" not in lines or "}" not in lines:
         return source
     for first, last in checking:
-        lines[first] = lines[first].replace("{", "try {")
-        lines[last] = f"{lines[last]} {_CAUGHT}"
+        lines[first] = lines[first].replace("{", "{ try {")
+        lines[last] = f"{lines[last]} {_CAUGHT} }}"
     opened, closed = lines.index("{"), len(lines) - 1 - lines[::-1].index("}")
     body = [_DECLARED, *lines[opened + 1 : closed], _THROWN]
     return "\n".join([_INCLUDES, *lines[: opened + 1], *body, *lines[closed:], ""])
 
 
 def _body_of(lines: list[str], index: int, line: str) -> tuple[int, int] | None:
-    """The lines of the braces around what the parallel loop at `index` does; the innermost of those that it joins."""
+    """The lines of the braces around what the loop, or the one thread, at `index` does.
+
+    Of loops that are joined it is the innermost one.
+    """
+    if _SINGLE.search(line) and index + 1 < len(lines):
+        return _braces(lines, index + 1)
     found = _LOOP.search(line)
     if not found:
         return None

@@ -28,16 +28,25 @@ def test_the_body_of_a_checking_loop_keeps_the_first_failure_and_the_kernel_thro
     pragma: str, loops: int, check: str
 ) -> None:
     lines = catch_in_loops(a_kernel(pragma, check, loops=loops)).splitlines()
-    opened = next(index for index, line in enumerate(lines) if "try {" in line)
+    opened = next(index for index, line in enumerate(lines) if "{ try {" in line)
     assert lines[opened - 1].lstrip().startswith(f"for(int64_t x{loops - 1}="), "the innermost of the joined loops"
     closed = next(index for index, line in enumerate(lines) if "catch (...)" in line)
-    indent = lines[opened].index("try")
-    assert lines[closed].startswith(" " * indent + "} catch")
+    indent = lines[opened].index("{")
+    assert lines[closed].startswith(" " * indent + "} catch") and lines[closed].endswith("} }")
     assert opened < next(index for index, line in enumerate(lines) if check in line) < closed
     assert lines[-1] == "}" and "rethrow_exception" in lines[-2]
     declared = next(index for index, line in enumerate(lines) if "std::exception_ptr" in line)
     assert lines[declared - 1] == "{" and declared < opened
     assert "#include <exception>" in lines[0:2]
+
+
+def test_what_one_thread_of_a_team_does_is_caught_as_well() -> None:
+    block = f"        #pragma omp single\n        {{\n            {CHECK}\n        }}\n"
+    pragma = "        #pragma omp for"
+    caught = catch_in_loops(a_kernel("#pragma omp for", "auto tmp1 = tmp0;").replace(pragma, block + pragma))
+    lines = caught.splitlines()
+    single = next(index for index, line in enumerate(lines) if "omp single" in line)
+    assert lines[single + 1].strip() == "{ try {" and "catch (...)" in lines[single + 3]
 
 
 @pytest.mark.parametrize(
