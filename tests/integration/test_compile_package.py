@@ -191,7 +191,8 @@ def test_a_frozen_build_has_its_weights_inside_and_says_so(tmp_path: Path) -> No
     assert any(str(event.get("line", "")).startswith("compiler /") for event in events)
     assert not any(value.startswith("/") for value in compiled.report.toolchain.values())
     assert_tuning_was_told(events, [kernel.candidates for kernel in tuned])
-    assert 0 < compiled.report.phases["tuning"] < compiled.report.regions[0].compile_seconds
+    # No time at all where an earlier build on this machine has measured the same.
+    assert 0 <= compiled.report.phases["tuning"] < compiled.report.regions[0].compile_seconds
     runner = AOTIModelContainerRunnerCpu(str(builds.library_of(compiled)), 1)
     x = torch.randn(3, 16)
     assert torch.allclose(runner.run([x])[0], module(x), rtol=1e-4, atol=1e-4)
