@@ -87,17 +87,20 @@ def build_command(reference: Reference, spec: Spec, need: Need) -> Command:
 def other_card_command(reference: Reference, manifests: Iterable[Manifest], need: Need) -> Command | None:
     """Return the `aot build --from` that makes untuned code for the card, of a bundle that keeps its kernels.
 
-    None where no bundle keeps them under the host's torch, or the card has no name to ask for. The command says what
-    else is in the way.
+    None where code for the card can be made of none of them under the host's torch, where one was built on such a card,
+    and where the card has no name to ask for.
     """
     if need.sku is None or need.capability is None or need.capability.family != "cuda":
         return None
-    name = str(reference).partition("@")[0]
-    for manifest in manifests:
+    from aot.pipeline.known import is_built_on, why_not  # with what compiles: of all answers only this one needs it
+
+    name, known = str(reference).partition("@")[0], tuple(manifests)
+    for manifest in known:
         toolchain = manifest.profile.toolchain
         card = need.profile or card_profile(device_profile_name(need.sku), toolchain)
-        kept = all(artifact.kept is not None for artifact in manifest.artifacts)
-        if card is not None and kept and need.torch in (None, toolchain.torch) and card.name != manifest.profile.name:
+        if card is None or need.torch not in (None, toolchain.torch) or why_not(manifest, card) is not None:
+            continue
+        if not any(is_built_on(one, card) for one in known):
             return Command(("aot build", name, "--here", f"--from {name}", f"--profile {card.name}"), {})
     return None
 

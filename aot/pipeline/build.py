@@ -168,7 +168,7 @@ def requalify_bundle(
         return _make_again(pushed, source, bases=bases, scratch=scratch, sandbox=sandbox, **around)
     with fetching():
         paths = _fetch_blobs(pushed, digest, client=client, into=scratch / "pushed", should_stop=should_stop)
-    refuse_false_facts(pushed, paths)
+    refuse_false_facts(pushed, paths, should_stop=should_stop)
     draft = msgspec.structs.replace(
         pushed,
         qualification=Qualification(),

@@ -58,15 +58,24 @@ def find_card(name: str, views: Sequence[ProfileView], toolchain: Toolchain) -> 
 
 
 def choose_known(candidates: Sequence[Candidate], profile: Profile) -> Candidate:
-    """Return the bundle to start from: of those that can be, one for the same architecture, else the first.
+    """Return the bundle to start from: of those that can be, one that was tuned, and for the same architecture.
 
-    Raises the reason why the only one cannot be; InvalidInput with all reasons where there are several.
+    Raises InvalidProfile where one of them was built on such a card; the reason why the only one cannot be;
+    InvalidInput with all reasons where there are several.
     """
+    if (better := next((one for one in candidates if is_built_on(one.manifest, profile)), None)) is not None:
+        name = f"{better.manifest.namespace}/{better.manifest.name}"
+        raise InvalidProfile(
+            f"{name} has a bundle that was built on {profile.name}, {better.digest.short}: none without it is better",
+            hint=f"use that one; to start from another all the same, name its digest: --from {name}@sha256:...",
+        )
     reasons = {one.digest: why_not(one.manifest, profile) for one in candidates}
     fitting = [one for one in candidates if reasons[one.digest] is None]
     if fitting:
-        same = [one for one in fitting if one.manifest.profile.capability == profile.capability]
-        return (same or fitting)[0]
+        # What was made without its card has its configurations from where that was tuned.
+        tuned = [one for one in fitting if not is_untuned(one.manifest)] or fitting
+        same = [one for one in tuned if one.manifest.profile.capability == profile.capability]
+        return (same or tuned)[0]
     errors = [error for error in reasons.values() if error is not None]
     if len(errors) == 1:
         raise errors[0]
@@ -78,6 +87,18 @@ def choose_known(candidates: Sequence[Candidate], profile: Profile) -> Candidate
         f"code for {profile.name} can be made of no bundle of it: {'; '.join(told)}",
         hint=first.hint if first else "",
     )
+
+
+def is_untuned(manifest: Manifest) -> bool:
+    """Whether any of its code was made without the card that it is for."""
+    return any(artifact.tuned is False for artifact in manifest.artifacts)
+
+
+def is_built_on(manifest: Manifest, profile: Profile) -> bool:
+    """Whether the bundle is for `profile`, with its toolchain, and was made with that card."""
+    origin = manifest.profile
+    same = origin.name == profile.name and _differing(origin.toolchain, profile.toolchain) is None
+    return same and not is_untuned(manifest)
 
 
 def why_not(manifest: Manifest, profile: Profile) -> AotError | None:

@@ -15,15 +15,17 @@ from aot.bundle.assemble import assemble
 from aot.compile.binaries import record_binaries
 from aot.compile.host import capability_of, host_guards
 from aot.compile.kernels.code_object import read_code_object
-from aot.compile.kernels.kept import read_kept
+from aot.compile.kernels.kept import KeptReader
 from aot.compile.kernels.run import compile_kept_kernels
+from aot.compile.options import captures_graphs
 from aot.compile.run import Compiled
 from aot.errors import BackendFailed
 from aot.facts import read_elf
 from aot.pipeline.build import Staged, provenance_of, read_staged
-from aot.pipeline.known import Known
+from aot.pipeline.known import Known, is_untuned
 from aot.pipeline.recheck import CUBINS, LIBRARY, refuse_false_facts
 from aot.rules import RULES, Order
+from aot.runtime.winner import GRAPHS_FACT
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop
 from aot.schema.artifact import Artifact, Kernel, Winner
 from aot.schema.capability import Capability
@@ -31,12 +33,16 @@ from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
 from aot.schema.profile import Profile
+from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport, Qualification
 from aot.schema.spec import FactorySource, File, Limits
 
 LIMITS = Limits(wall_seconds=3600.0, memory_bytes=8 << 30)
 # What the program and its recipe have set (aot.compile.host, `program_guards`); all else is of bytes and profile.
 _OF_PROGRAM = ("deterministic", "default_dtype", "matmul_precision", "conv_precision")
+
+# How a report says where configurations come from, however often code was made of code.
+_UNTUNED, _FOR = "untuned: configurations chosen on ", ", compiled for "
 
 
 def build_for_card(
@@ -58,9 +64,12 @@ def build_for_card(
     """
     scratch.mkdir(parents=True, exist_ok=True)
     with_kernels = [artifact for artifact in known.manifest.artifacts if artifact.kept is not None]
-    places = [known.paths[artifact.kept.digest] for artifact in with_kernels if artifact.kept is not None]
-    for artifact, place in zip(with_kernels, places, strict=True):
-        read_kept(place, (file.path for file in artifact.files if file.path.startswith(CUBINS)))
+    reader, places = KeptReader(known.paths), []
+    for artifact in with_kernels:
+        should_stop()
+        assert artifact.kept is not None
+        reader.names(artifact.kept.digest, (file.path for file in artifact.files if file.path.startswith(CUBINS)))
+        places.append(known.paths[artifact.kept.digest])
     made = None
     if places:
         made = compile_kept_kernels(
@@ -80,7 +89,7 @@ def build_for_card(
     )
     manifest = _assemble(known, profile, artifacts, made, builder=builder)
     # Other people's text was compiled in the child that wrote this, so what it says is read from the bytes once more.
-    refuse_false_facts(manifest, paths)
+    refuse_false_facts(manifest, paths, should_stop=should_stop)
     return read_staged(write_bundle(scratch / "bundle", manifest=manifest, files=paths).directory)
 
 
@@ -112,6 +121,7 @@ def _for_card(
             host_guards=(*_guards(library, manifest, profile, capability), *_of_program(artifact)),
             elf=read_elf(library),
             kernels=tuple(Kernel(name=kernel.name, choice=kernel.choice) for kernel in artifact.kernels),
+            facts=_facts(artifact, manifest.spec.recipe, profile),
             speeds=(),
             winner=Winner.COMPILED,
             tuned=False,
@@ -144,16 +154,30 @@ def _guards(library: Path, manifest: Manifest, profile: Profile, capability: Cap
             yield guard
 
 
+def _facts(artifact: Artifact, recipe: Recipe, profile: Profile) -> dict[str, str]:
+    """The artifact's facts; whether a graph is to be captured is the recipe's and this profile's, and no finding."""
+    facts = {name: value for name, value in artifact.facts.items() if name != GRAPHS_FACT}
+    return facts | ({GRAPHS_FACT: "capture"} if captures_graphs(recipe, profile) else {})
+
+
 def _of_program(artifact: Artifact) -> tuple[HostGuard, ...]:
     return tuple(guard for guard in artifact.host_guards if guard.kind in _OF_PROGRAM)
+
+
+def _tuned_on(source: Manifest) -> str:
+    """Where the configurations of `source` were chosen; what was made without its card itself says so in its report."""
+    if not is_untuned(source):
+        return str(source.profile.device.sku if source.profile.device else source.profile.capability)
+    lines = (line for line in source.compile_report.warnings if line.startswith(_UNTUNED))
+    line = next(lines, f"{_UNTUNED}a card that its report does not name")
+    return line.removeprefix(_UNTUNED).partition(_FOR)[0]
 
 
 def _assemble(
     known: Known, profile: Profile, artifacts: tuple[Artifact, ...], made: Compiled | None, *, builder: str
 ) -> Manifest:
     source = known.manifest
-    tuned_for = source.profile.device.sku if source.profile.device else source.profile.capability
-    told = f"untuned: configurations chosen on {tuned_for}, compiled for {profile.capability} without the card, not run"
+    told = f"{_UNTUNED}{_tuned_on(source)}{_FOR}{profile.capability} without the card, not run"
     return assemble(
         replace(source.spec, profile=profile.name),
         profile,

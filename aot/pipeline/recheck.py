@@ -12,13 +12,14 @@ from aot.compile.binaries import binaries_of
 from aot.compile.host import host_guards, kernel_guards, narrowest_of
 from aot.compile.isa import offences_in
 from aot.compile.kernels.code_object import read_code_object
-from aot.compile.kernels.kept import read_kept
+from aot.compile.kernels.kept import KeptReader
 from aot.errors import AotError, QualificationFailed
 from aot.facts import read_elf
 from aot.facts.targets import fallback_of, machine_targets
 from aot.pipeline.recheck_function import faults_of_function
 from aot.rules import RULES, Order
 from aot.rules.required import falls_back
+from aot.sandbox import ShouldStop
 from aot.schema.artifact import Artifact
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
@@ -30,13 +31,18 @@ LIBRARY, CUBINS = "lib/", "cubin/"
 MOST_LISTED = 20
 
 
-def refuse_false_facts(manifest: Manifest, paths: Mapping[Digest, Path]) -> None:
-    """Raise QualificationFailed where an artifact's facts or host guards are not those of its files at `paths`."""
-    wrong = [
-        f"artifact {index}: {fault}"
-        for index, artifact in enumerate(manifest.artifacts)
-        for fault in _faults(artifact, manifest, paths)
-    ]
+def refuse_false_facts(
+    manifest: Manifest, paths: Mapping[Digest, Path], *, should_stop: ShouldStop = lambda: None
+) -> None:
+    """Raise QualificationFailed where an artifact's facts or host guards are not those of its files at `paths`.
+
+    `should_stop` is asked before each artifact.
+    """
+    kept = KeptReader(paths)
+    wrong = []
+    for index, artifact in enumerate(manifest.artifacts):
+        should_stop()
+        wrong += [f"artifact {index}: {fault}" for fault in _faults(artifact, manifest, paths, kept)]
     if wrong:
         raise QualificationFailed(
             f"the pushed bundle says of its files what they do not say themselves: {wrong[0]}",
@@ -45,7 +51,7 @@ def refuse_false_facts(manifest: Manifest, paths: Mapping[Digest, Path]) -> None
         )
 
 
-def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]) -> Iterator[str]:
+def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path], kept: KeptReader) -> Iterator[str]:
     yield from _faults_of_binaries(artifact, manifest, paths)
     if artifact.route is Route.KERNEL:
         yield from _faults_of_kernel(artifact, manifest, paths)
@@ -61,20 +67,20 @@ def _faults(artifact: Artifact, manifest: Manifest, paths: Mapping[Digest, Path]
         yield f"wanted one library, found {len(libraries)}"
         return
     yield from _faults_of_package(artifact, manifest, libraries[0], paths)
-    yield from _faults_of_kept(artifact, paths)
+    yield from _faults_of_kept(artifact, kept)
 
 
-def _faults_of_kept(artifact: Artifact, paths: Mapping[Digest, Path]) -> Iterator[str]:
+def _faults_of_kept(artifact: Artifact, kept: KeptReader) -> Iterator[str]:
     """What is kept for other cards must be of this artifact's kernels; what comes of it is proven like every build."""
     if artifact.kept is None:
         return
     try:
-        kept = read_kept(paths[artifact.kept.digest], (file.path for file in _kernel_files(artifact)))
+        names = kept.names(artifact.kept.digest, (file.path for file in _kernel_files(artifact)))
     except AotError as error:
         yield f"what it keeps for other cards cannot be used: {error.message}"
         return
     held = {(kernel.path, kernel.name) for kernel in artifact.binaries if kernel.path.startswith(CUBINS)}
-    if held and held != {(kernel.path, kernel.name) for kernel in kept.kernels}:
+    if held and held != names:
         yield "what it keeps for other cards is of other kernels than its files hold"
 
 

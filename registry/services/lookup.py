@@ -34,6 +34,7 @@ from registry.db import tags as tag_rows
 from registry.db.models import BundleRow
 from registry.services import guards as guard_index
 from registry.services import unions
+from registry.services.answers import find_answers, wants_tuning
 from registry.services.builds import view_of
 from registry.services.bundles import bundle_not_found
 from registry.services.paging import cursor_of, limit_of, parse_cursor
@@ -110,7 +111,7 @@ def links(digest: Digest, wanted: Sequence[Digest], *, by: Principal, reader: ho
 
 
 def find(request: FindRequest, *, by: Principal, now: datetime, session: Session) -> FindReply:
-    """For each spec its key, and the live bundle or the live build that answers it.
+    """For each spec its key, and the live bundle or the live build that answers it as it would answer its submission.
 
     What lies in a namespace that `by` may not read is not found. Raises ProfileNotFound naming the known ones.
     """
@@ -122,13 +123,17 @@ def find(request: FindRequest, *, by: Principal, now: datetime, session: Session
     for spec in request.specs:
         factors = factors_of(spec, profiles[spec.profile])
         asked.append((spec, factors, key_of(factors)))
-    readable = [_asked(spec, key) for spec, _, key in asked if by.sees(spec.namespace)]
-    newest = rows.newest_live(readable, session)
-    bundles = {found.digest: _manifest_of(found) for found in hot.resolve_digests(set(newest.values()), session)}
-    live = build_rows.live_builds([one for one in readable if one not in newest], session)
+    readable = {
+        _asked(spec, key): wants_tuning(spec, profiles[spec.profile])
+        for spec, _, key in asked
+        if by.sees(spec.namespace)
+    }
+    answers = find_answers(readable, session)
+    bundles = {found.digest: _manifest_of(found) for found in hot.resolve_digests(set(answers.values()), session)}
+    live = build_rows.live_builds([one for one in readable if one not in answers], session)
     targets = []
     for spec, factors, key in asked:
-        bundle, build = newest.get(_asked(spec, key)), live.get(_asked(spec, key))
+        bundle, build = answers.get(_asked(spec, key)), live.get(_asked(spec, key))
         targets.append(
             FindTarget(
                 build_key=key,

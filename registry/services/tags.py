@@ -1,11 +1,15 @@
-"""Tags: movable names. A tag stands for one bundle a profile, so that one tag serves a fleet."""
+"""Tags: movable names. A tag stands for one bundle a profile, so that one tag serves a fleet.
+
+Where it stands for code that was tuned on the card, code of the same key that was made without it does not take its
+place for as long as that is live, whoever moves it.
+"""
 
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
 from aot.errors import BundleNotFound, BundleWithdrawn, Conflict, TagMoved
-from aot.schema.digest import Digest
+from aot.schema.digest import BuildKey, Digest
 from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.state import BundleState
 from aot.schema.wire.bundles import TagRequest, TagView
@@ -14,6 +18,7 @@ from registry.db import tags as rows
 from registry.db.bundles import find_bundle, hold_bundle
 from registry.db.models import BundleRow
 from registry.db.retention import mark_used
+from registry.services.answers import is_untuned
 from registry.services.tokens import Principal
 
 NOWHERE = Digest("sha256:" + "0" * 64)
@@ -32,8 +37,8 @@ def move(
 ) -> TagView:
     """Let the tag stand for the bundle, for the bundle's profile; with `expected`, only from there.
 
-    Raises Forbidden, BundleNotFound, BundleWithdrawn, Conflict for a bundle that is not live, and TagMoved naming
-    what the tag stands for.
+    Raises Forbidden, BundleNotFound, BundleWithdrawn, Conflict for a bundle that is not live and for an untuned one in
+    place of a tuned one, and TagMoved naming what the tag stands for.
     """
     by.require(Scope.TAG, namespace)
     bundle = find_bundle(request.bundle, session)
@@ -41,7 +46,10 @@ def move(
         raise BundleNotFound(f"there is no bundle {request.bundle} of {namespace}/{name}", hint="search for bundles")
     require_live(bundle)
     if request.expected is None:
-        put(tag, bundle=bundle, now=now, session=session)
+        if not put(tag, bundle=bundle, now=now, session=session):
+            raise _tuned_stays(tag, bundle)
+    elif _goes_before(request.expected, bundle, session):
+        raise _tuned_stays(tag, bundle)
     elif not moved(tag, bundle=bundle, expected=request.expected, now=now, session=session):
         row = rows.find_tag(_place(tag, bundle), session)
         found = row.bundle if row else None
@@ -58,16 +66,22 @@ def move(
     )
 
 
-def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> None:
-    """Let the tag stand for `bundle`, wherever it stood. Raises BundleNotFound where it has expired meanwhile."""
+def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> bool:
+    """Let the tag stand for `bundle`, wherever it stood; False where it stays with what was tuned.
+
+    Raises BundleNotFound where the bundle has expired meanwhile.
+    """
     place = _place(tag, bundle)
+    if is_untuned(bundle):
+        return _put_untuned(tag, place, bundle=bundle, now=now, session=session)
     _hold(bundle, session=session)
     _leave(place, now=now, session=session)
     if rows.move_tag(place, bundle.digest, expected=None, now=now, session=session):
-        return
+        return True
     if not rows.insert_tag(place, bundle.digest, now=now, session=session):
         # Made by somebody else between the two statements.
         rows.move_tag(place, bundle.digest, expected=None, now=now, session=session)
+    return True
 
 
 def require_live(bundle: BundleRow) -> None:
@@ -103,6 +117,34 @@ def moved(tag: Tag, *, bundle: BundleRow, expected: Digest, now: datetime, sessi
     return rows.move_tag(place, bundle.digest, expected=expected, now=now, session=session)
 
 
+def _put_untuned(tag: Tag, place: rows.Place, *, bundle: BundleRow, now: datetime, session: Session) -> bool:
+    """Only from where it was seen: between looking and moving a tuned bundle may get the tag."""
+    while True:
+        row = rows.find_tag(place, session)
+        if row is not None and _goes_before(row.bundle, bundle, session):
+            return False
+        if moved(tag, bundle=bundle, expected=row.bundle if row else NOWHERE, now=now, session=session):
+            return True
+
+
+def _goes_before(standing: Digest, bundle: BundleRow, session: Session) -> bool:
+    """Whether the bundle `standing` is live and was tuned for the key of `bundle`, which was not."""
+    if not is_untuned(bundle):
+        return False
+    row = find_bundle(standing, session)
+    if row is None or row.state is not BundleState.LIVE or row.damage is not None:
+        return False
+    return _key_of(row) == _key_of(bundle) and not is_untuned(row)
+
+
+def _tuned_stays(tag: Tag, bundle: BundleRow) -> Conflict:
+    return Conflict(
+        f"{bundle.namespace}/{bundle.name}:{tag} stands for what was tuned on {bundle.profile}, "
+        f"and {bundle.digest} was made without that card",
+        hint="let the tag stay; withdraw the tuned bundle if it must not be used",
+    )
+
+
 def _hold(bundle: BundleRow, *, session: Session) -> None:
     if not hold_bundle(bundle.digest, session):
         raise BundleNotFound(f"the bundle {bundle.digest} has expired", hint="build it again")
@@ -113,6 +155,10 @@ def _leave(place: rows.Place, *, now: datetime, session: Session) -> None:
     row = rows.find_tag(place, session)
     if row is not None:
         mark_used((row.bundle,), now=now, session=session)
+
+
+def _key_of(bundle: BundleRow) -> tuple[Namespace, Name, BuildKey]:
+    return bundle.namespace, bundle.name, bundle.build_key
 
 
 def _place(tag: Tag, bundle: BundleRow) -> rows.Place:

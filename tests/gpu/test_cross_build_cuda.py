@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from aot.compile.kernels.again import lower_kept
-from aot.compile.kernels.kept import KeptKernel, KeptKernels, read_kept
+from aot.compile.kernels.kept import KeptKernel, KeptKernels, KeptReader, unpack_kept
 from aot.compile.kernels.ptx import MOST_STATIC_BYTES, own_shared_memory
 from aot.compile.kernels.run import compile_kept_kernels
 from aot.compile.kernels.targets import TritonTarget, target_for
@@ -76,7 +76,10 @@ MODES = (Mode.DEFAULT, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
 def kept_of(compiled: Compiled, artifact: Artifact) -> KeptKernels:
     assert artifact.kept is not None, compiled.report.warnings
     cubins = [file.path for file in artifact.files if file.path.startswith("cubin/")]
-    return read_kept(compiled.paths[artifact.kept.digest], cubins)
+    names = KeptReader(compiled.paths).names(artifact.kept.digest, cubins)
+    kept = unpack_kept(compiled.paths[artifact.kept.digest].read_bytes(), most_kernels=len(cubins))
+    assert names == {(kernel.path, kernel.name) for kernel in kept.kernels}
+    return kept
 
 
 def agrees_with_eager(compiled: Compiled, source: builds.Source, cubins: Path) -> bool:

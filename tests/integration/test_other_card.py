@@ -12,7 +12,7 @@ from aot.bundle.hashing import blob_of
 from aot.cache import LocalCache
 from aot.cli.bundles import manifest_lines
 from aot.compile.kernels.again import compile_kept, lower_kept
-from aot.compile.kernels.kept import KEPT_FILE, KeptKernels, pack_kept
+from aot.compile.kernels.kept import KEPT_FILE, KeptKernels, KernelOptions, pack_kept
 from aot.compile.kernels.run import compile_kept_kernels
 from aot.compile.kernels.targets import target_for
 from aot.errors import BackendFailed, InvalidProfile, QualificationFailed
@@ -252,8 +252,11 @@ def test_where_that_is_too_much_fewer_loads_are_under_way(made: Made, build: Pat
         ({"ttir": "module {"}, "product does not compile for cuda:sm_80"),
         ({"ttir": OF_FLOAT8}, "product does not compile for cuda:sm_80"),
         ({"descriptors": 1}, "its wrapper makes tensor descriptors for the card it was built on"),
-        ({"options": {"num_warps": 4, "launch_cooperative_grid": True}}, "all blocks of its grid wait for each other"),
-        ({"options": {"num_warps": 4, "launch_pdl": True}}, "which cards have from sm_90 on"),
+        (
+            {"options": KernelOptions(num_warps=4, launch_cooperative_grid=True)},
+            "all blocks of its grid wait for each other",
+        ),
+        ({"options": KernelOptions(num_warps=4, launch_pdl=True)}, "which cards have from sm_90 on"),
         ({"name": "other"}, "its wrapper does not launch it so: product"),
     ],
 )

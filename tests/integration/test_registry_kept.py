@@ -14,6 +14,7 @@ from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe
 from aot.schema.state import BlobState, BundleState
 from aot.schema.wire.blobs import DownloadLinksRequest
+from aot.schema.wire.bundles import FindRequest, TagRequest, WithdrawRequest
 from aot.trust import TrustedKeys
 from registry.services.fsck import fsck
 from registry.services.reindex import reindex
@@ -117,14 +118,64 @@ def test_who_asks_for_tuning_is_not_answered_by_what_was_made_without_the_card(s
     assert (again.created, again.build.bundle) == (False, tuned)
 
 
+def stands_for(service: Service, tag: str) -> Digest:
+    return service.call("resolve", namespace="default", name="mini", target=tag).bundles[0].digest
+
+
+def found(service: Service, manifest: Manifest) -> Digest | None:
+    [target] = service.call("find", FindRequest(specs=(manifest.spec,))).targets
+    return target.bundle.digest if target.bundle else None
+
+
+def proven_without_the_card(service: Service, card: Profile, *tags: str) -> Digest:
+    reply = service.push(untuned(card), tags=tags)
+    claim = service.claim(card.name, worker="worker-2", build=reply.build)
+    return service.publish(claim, for_card(card, tuned=False)).bundle
+
+
+def test_what_was_made_without_the_card_takes_nothing_from_what_was_tuned_on_it(service: Service) -> None:
+    card = a_card()
+    service.register(card, worker="worker-2")
+    build = service.submit(for_card(card).spec, tags=("prod",)).build
+    better = for_card(card, files=(a_file("lib/model.so", b"a tuned wrapper"),), kept=None)
+    tuned = service.publish(service.claim(card.name, worker="worker-2", build=build.id), better).bundle
+    service.clock.advance(60)
+    other = proven_without_the_card(service, card, "prod", "canary")
+    assert (stands_for(service, "prod"), stands_for(service, "canary")) == (tuned, other)
+    assert found(service, better) == tuned
+    assert service.push(untuned(card), tags=("prod",)).bundle == other
+    for expected in (None, tuned):
+        with pytest.raises(Conflict, match="prod stands for what was tuned on a100-sxm4-80gb") as caught:
+            request = TagRequest(bundle=other, expected=expected)
+            service.call("tag", request, namespace="default", name="mini", tag="prod")
+        assert "withdraw the tuned bundle" in caught.value.hint
+    assert stands_for(service, "prod") == tuned
+    # And not for longer than that is live.
+    service.call("withdraw", WithdrawRequest(reason="wrong"), digest=tuned)
+    assert found(service, better) is None
+    service.call("tag", TagRequest(bundle=other), namespace="default", name="mini", tag="prod")
+    assert stands_for(service, "prod") == other
+
+
+def test_what_was_tuned_on_the_card_takes_the_tag_of_what_was_not(service: Service) -> None:
+    card = a_card()
+    service.register(card, worker="worker-2")
+    other = proven_without_the_card(service, card, "prod")
+    assert stands_for(service, "prod") == other and found(service, for_card(card)) is None
+    build = service.submit(for_card(card).spec, tags=("prod",)).build
+    better = for_card(card, files=(a_file("lib/model.so", b"a tuned wrapper"),), kept=None)
+    tuned = service.publish(service.claim(card.name, worker="worker-2", build=build.id), better).bundle
+    assert stands_for(service, "prod") == tuned == found(service, better)
+
+
 def test_where_nothing_is_tuned_anyway_it_answers_like_every_bundle(service: Service) -> None:
     card = a_card()
     service.push(untuned(card, mode=Mode.DEFAULT))
     service.register(card, worker="worker-2")
     manifest = for_card(card, tuned=False, mode=Mode.DEFAULT)
     live = service.publish(service.claim(card.name, worker="worker-2"), manifest).bundle
-    found = service.submit(manifest.spec)
-    assert (found.created, found.build.bundle) == (False, live)
+    answer = service.submit(manifest.spec)
+    assert (answer.created, answer.build.bundle) == (False, live) and found(service, manifest) == live
 
 
 # Cards that no worker is

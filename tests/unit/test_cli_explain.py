@@ -24,11 +24,13 @@ from aot.runtime.fetch import remember
 from aot.runtime.pod import LocalCache
 from aot.schema.artifact import Coverage
 from aot.schema.codec import encode
+from aot.schema.devices import card_profile
 from aot.schema.environment import ContainerFacts, Environment
 from aot.schema.guard import HostGuard
 from aot.schema.lock import Lock, LockEntry, encode_lock
 from aot.schema.manifest import Manifest
 from aot.schema.names import Reference
+from aot.schema.profile import Profile
 from aot.schema.recipe import Dimension, Mode, Randomness, Recipe, Regions
 from aot.schema.spec import Commit, KernelSignature, KernelSource, Limits, Spec
 from tests.builders import (
@@ -109,11 +111,12 @@ def test_without_a_fitting_profile_the_worker_that_is_needed_is_described(
     )
 
 
-def of_a_card(**deviations: Any) -> Manifest:
-    """A bundle for an H100 that keeps its kernels."""
-    profile = a_gpu_profile()
+def of_a_card(profile: Profile | None = None, **deviations: Any) -> Manifest:
+    """A bundle that keeps its kernels, for an H100 where no other card is named."""
+    profile = profile or a_gpu_profile()
     kept = a_file("kept/kernels.json.xz", b"kept")
-    fields = {"capability": "cuda:sm_90a", "torch": profile.toolchain.torch, "kept": kept}
+    files = (a_file(), a_file("cubin/c1.cubin", b"cubin"))
+    fields = {"capability": "cuda:sm_90a", "torch": profile.toolchain.torch, "files": files, "kept": kept}
     return a_manifest(profile=profile, artifacts=(an_artifact(**(fields | deviations)),))
 
 
@@ -137,10 +140,22 @@ def test_of_a_bundle_that_keeps_its_kernels_code_for_the_card_can_be_made(
         assert missing_build is None or missing_build.without_card is None
 
 
-def test_without_kept_kernels_nothing_is_made_of_a_bundle_for_another_card(
+@pytest.mark.parametrize("deviations", [{"kept": None}, {"facts": {"cooperative_kernels": "true"}}])
+def test_what_a_build_without_the_card_would_refuse_is_not_proposed(
+    simulator: RegistrySimulator, config: Config, deviations: dict[str, Any]
+) -> None:
+    simulator.add(of_a_card(**deviations))
+    told = on(parse_host(CARD_HOST.replace("h100-sxm", "a100-sxm4-80gb")), config).to_json().missing
+    assert told is not None and told.without_card is None
+
+
+def test_code_made_without_the_card_is_not_proposed_beside_what_was_built_on_it(
     simulator: RegistrySimulator, config: Config
 ) -> None:
-    simulator.add(of_a_card(kept=None))
+    simulator.add(of_a_card())
+    card = card_profile("a100-sxm4-80gb", a_gpu_profile().toolchain)
+    guards = tuple(HostGuard(kind="libc", value="2.99") if one.kind == "libc" else one for one in host_guards())
+    simulator.add(of_a_card(profile=card, capability="cuda:sm_80", host_guards=guards))
     told = on(parse_host(CARD_HOST.replace("h100-sxm", "a100-sxm4-80gb")), config).to_json().missing
     assert told is not None and told.without_card is None
 

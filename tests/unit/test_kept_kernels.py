@@ -13,10 +13,11 @@ from aot.compile.kernels.kept import (
     KEPT_FILE,
     KeptKernel,
     KeptKernels,
+    KeptReader,
+    KernelOptions,
     collect_kept,
     keep_kernels,
     pack_kept,
-    read_kept,
     unpack_kept,
 )
 from aot.compile.kernels.locations import strip_locations
@@ -25,6 +26,7 @@ from aot.compile.kernels.targets import TARGETS
 from aot.errors import BackendFailed, MalformedDocument
 from aot.schema.capability import Capability
 from aot.schema.codec import encode
+from aot.schema.digest import Digest
 from tests.builders import a_gpu_profile, altered
 
 TEXT = """#loc = loc("/build/cache/kl/ckl.py":18:0)
@@ -53,8 +55,11 @@ STRIPPED = """module {
 """
 
 
+FOUR_WARPS = KernelOptions(num_warps=4)
+
+
 def a_kernel(path: str = "cubin/c1.cubin", **deviations: Any) -> KeptKernel:
-    fields: dict[str, Any] = {"name": "add", "options": {"num_warps": 4}, "shared_bytes": 0, "ttir": STRIPPED}
+    fields: dict[str, Any] = {"name": "add", "options": FOUR_WARPS, "shared_bytes": 0, "ttir": STRIPPED}
     return KeptKernel(path=path, **(fields | deviations))
 
 
@@ -128,10 +133,15 @@ def test_what_is_kept_comes_back_and_equal_kernels_are_equal_bytes(tmp_path: Pat
     kept = KeptKernels(triton="3.9.0", kernels=(a_kernel(), a_kernel("cubin/c2.cubin", ttir=STRIPPED * 100)))
     assert pack_kept(kept) == pack_kept(unpack_kept(pack_kept(kept)))
     assert len(pack_kept(kept)) < 1500
+    assert unpack_kept(pack_kept(kept), most_kernels=2) == kept
     (tmp_path / "kept").write_bytes(pack_kept(kept))
-    assert read_kept(tmp_path / "kept", ["cubin/c1.cubin", "cubin/c2.cubin"]) == kept
+    reader, digest = KeptReader({Digest.of(b"kept"): tmp_path / "kept"}), Digest.of(b"kept")
+    assert reader.names(digest, ["cubin/c1.cubin", "cubin/c2.cubin"]) == {
+        ("cubin/c1.cubin", "add"),
+        ("cubin/c2.cubin", "add"),
+    }
     with pytest.raises(MalformedDocument, match="are not those that the artifact has"):
-        read_kept(tmp_path / "kept", ["cubin/c1.cubin"])
+        reader.names(digest, ["cubin/c1.cubin", "cubin/c3.cubin"])
 
 
 @pytest.mark.parametrize(
@@ -149,6 +159,7 @@ def test_what_is_kept_comes_back_and_equal_kernels_are_equal_bytes(tmp_path: Pat
         pack_kept(KeptKernels(triton="3.9.0", kernels=(a_kernel("lib/model.so"),))),
         pack_kept(KeptKernels(triton="3.9.0", kernels=(a_kernel(name="a b"),))),
         pack_kept(KeptKernels(triton="3.9.0", kernels=(a_kernel(options={"ptx_options": "-o /x"}),))),
+        pack_kept(KeptKernels(triton="3.9.0", kernels=(a_kernel(options={"num_warps": "4"}),))),
     ],
 )
 def test_a_file_that_nobody_wrote_so_is_refused(content: bytes) -> None:
@@ -159,8 +170,70 @@ def test_a_file_that_nobody_wrote_so_is_refused(content: bytes) -> None:
 def test_a_file_that_unpacks_to_more_than_anybody_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_kernels, "MOST_BYTES", 8 << 20)
     packed = lzma.compress(bytes(9 << 20), preset=0)
-    with pytest.raises(MalformedDocument):
+    with pytest.raises(MalformedDocument, match="more than 8388608 bytes"):
         unpack_kept(packed)
+
+
+def test_the_options_of_a_kernel_are_spelled_as_they_were_before_they_had_names() -> None:
+    kernel = a_kernel(options=KernelOptions(num_warps=4, debug=False, maxnreg=None))
+    assert b'"options":{"debug":false,"num_warps":4}' in encode(kernel)
+    assert kernel.options.recorded == {"num_warps": 4, "debug": False}
+
+
+# Bounds
+
+
+def many(count: int) -> KeptKernels:
+    return KeptKernels(triton="3.9.0", kernels=tuple(a_kernel(f"cubin/c{index}.cubin") for index in range(count)))
+
+
+def test_no_more_is_made_of_a_file_than_the_artifact_has_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_kernels, "MOST_KERNEL_BYTES", 2000)
+    assert unpack_kept(pack_kept(many(2)), most_kernels=2) == many(2)
+    # Its bytes are counted while it is unpacked, and its kernels before one of them is decoded.
+    long = KeptKernels(triton="3.9.0", kernels=(a_kernel(ttir="x" * 2000),))
+    with pytest.raises(MalformedDocument, match="have more than 2000 bytes"):
+        unpack_kept(pack_kept(long), most_kernels=1)
+    wrong = {"format": 1, "triton": "3.9.0", "kernels": [{}, {}]}
+    with pytest.raises(MalformedDocument, match="are 2, wanted at most 1"):
+        unpack_kept(lzma.compress(encode(wrong)), most_kernels=1)
+
+
+def test_a_decompressor_that_would_take_memory_is_not_started() -> None:
+    greedy = lzma.compress(encode(many(1)), filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 64 << 20}])
+    with pytest.raises(MalformedDocument, match="cannot be unpacked: Memory usage limit"):
+        unpack_kept(greedy)
+
+
+def test_a_blob_that_many_artifacts_name_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked, once = [], kept_kernels._unpack
+    monkeypatch.setattr(kept_kernels, "_unpack", lambda content, most: unpacked.append(most) or once(content, most))
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(pack_kept(many(1)))
+    bad.write_bytes(b"not packed, and longer than a header")
+    reader = KeptReader({Digest.of(b"good"): good, Digest.of(b"bad"): bad})
+    for _ in range(3):
+        assert reader.names(Digest.of(b"good"), ["cubin/c0.cubin"]) == {("cubin/c0.cubin", "add")}
+        with pytest.raises(MalformedDocument, match="cannot be unpacked"):
+            reader.names(Digest.of(b"bad"), ["cubin/c0.cubin"])
+    with pytest.raises(MalformedDocument, match="are not those that the artifact has"):
+        reader.names(Digest.of(b"good"), ["cubin/c1.cubin"])
+    assert len(unpacked) == 2
+
+
+def test_what_many_artifacts_keep_is_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = len(encode(many(1)))
+    monkeypatch.setattr(kept_kernels, "MOST_OF_BUNDLE", 2 * plain)
+    paths = {}
+    for index in range(3):
+        file = tmp_path / str(index)
+        file.write_bytes(pack_kept(KeptKernels(triton=f"3.9.{index}", kernels=many(1).kernels)))
+        paths[Digest.of(file.name.encode())] = file
+    reader, (first, second, third) = KeptReader(paths), paths
+    for digest in (first, second, second):
+        reader.names(digest, ["cubin/c0.cubin"])
+    with pytest.raises(MalformedDocument, match=f"or those of the bundle more than {2 * plain}"):
+        reader.names(third, ["cubin/c0.cubin"])
 
 
 # Out of Triton's cache
@@ -202,7 +275,7 @@ def test_a_packaged_cubin_is_found_by_its_bytes(tmp_path: Path) -> None:
     a_cache(tmp_path, b"other", name="another")
     a_cache(tmp_path)
     [kernel] = collect_kept(packaged(tmp_path), tmp_path / "cache" / "triton").kernels
-    assert kernel == a_kernel(options={"num_warps": 4, "num_stages": 2, "num_ctas": 1}, shared_bytes=2048)
+    assert kernel == a_kernel(options=KernelOptions(num_warps=4, num_stages=2, num_ctas=1), shared_bytes=2048)
     assert "/build/" not in kernel.ttir
 
 
@@ -222,7 +295,9 @@ def test_a_kernel_that_its_text_alone_does_not_make_is_not_kept(
         collect_kept(packaged(tmp_path), tmp_path / "cache" / "triton")
 
 
-def test_a_build_whose_kernels_are_not_in_the_cache_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_a_build_whose_kernels_are_not_in_the_cache_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = CompileJob(profile=a_gpu_profile(), out=str(tmp_path), build=str(tmp_path))
     assert keep_kernels({}, tmp_path, job) == (None, "")
     assert keep_kernels({"cubin/c1.fatbin": tmp_path}, tmp_path, job) == (None, "")
@@ -233,6 +308,8 @@ def test_a_build_whose_kernels_are_not_in_the_cache_goes_on_and_says_so(tmp_path
     kept, why = keep_kernels(packaged(tmp_path), tmp_path, job)
     assert kept is not None and (kept.path, why) == (KEPT_FILE, "")
     assert kept.size_bytes == (tmp_path / KEPT_FILE).stat().st_size
+    monkeypatch.setattr(kept_kernels, "MOST_KERNEL_BYTES", 100)  # nobody would read it again
+    assert "have more than 100 bytes" in keep_kernels(packaged(tmp_path), tmp_path, job)[1]
     (place / "add.ttir").write_text(TEXT.replace("in (text)", str(tmp_path)))
     _, why = keep_kernels(packaged(tmp_path), tmp_path, job)
     assert "would hold a path of the build" in why
@@ -248,4 +325,4 @@ def test_two_releases_of_triton_in_one_package_are_not_kept(tmp_path: Path) -> N
     other.write_bytes(b"other cubin")
     with pytest.raises(MalformedDocument, match="are of 2 releases of Triton"):
         collect_kept(cubins, tmp_path / "cache" / "triton")
-    assert altered(a_kernel(), options={"num_warps": 8}).warps == 8
+    assert altered(a_kernel(), options=KernelOptions(num_warps=8)).warps == 8

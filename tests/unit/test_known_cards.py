@@ -9,15 +9,16 @@ from aot.cli.build_commands import _read_model
 from aot.cli.builds import Submission
 from aot.cli.from_bundle import check_request
 from aot.errors import InvalidInput, InvalidProfile, MalformedDocument
-from aot.pipeline.known import choose_known, find_card, why_not
-from aot.pipeline.other_card import nothing_run
+from aot.pipeline.known import Known, choose_known, find_card, why_not
+from aot.pipeline.other_card import _assemble, _facts, nothing_run
 from aot.proof import faults_of
 from aot.runtime.fetch import Candidate, blobs_of
 from aot.schema.devices import CARDS, card_profile, is_of_catalogue
+from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest, encode_manifest
 from aot.schema.names import Name
 from aot.schema.profile import Profile, device_profile_name
-from aot.schema.recipe import Route
+from aot.schema.recipe import Mode, Recipe, Route
 from aot.schema.wire.bundles import SignedManifest
 from aot.schema.wire.workers import ProfileView
 from tests.builders import (
@@ -120,6 +121,45 @@ def test_of_several_bundles_the_one_for_the_same_architecture_is_taken() -> None
     assert choose_known(candidates, A100) == candidates[2]
     assert choose_known(candidates, a10) == candidates[1]
     assert choose_known(candidates[:2], A100) == candidates[1]
+
+
+def test_what_was_built_on_the_card_needs_no_code_made_without_it() -> None:
+    tuned, made = of_a_card(A100, capability="cuda:sm_80"), of_a_card(A100, capability="cuda:sm_80", tuned=False)
+    origin = candidate(of_a_card())
+    with pytest.raises(InvalidProfile, match="default/mini has a bundle that was built on a100-sxm4-80gb") as caught:
+        choose_known([origin, candidate(tuned)], A100)
+    assert "--from default/mini@sha256:" in caught.value.hint
+    assert choose_known([origin, candidate(made)], A100) == origin
+    # Of another toolchain it is the answer to another question.
+    older = altered(A100, toolchain=altered(TOOLCHAIN, torch="2.12.0+cu130"))
+    assert choose_known([candidate(of_a_card(older, capability="cuda:sm_80")), origin], A100) == origin
+
+
+def test_what_was_made_without_its_card_is_started_from_only_where_nothing_else_is_there() -> None:
+    near = candidate(of_a_card(altered(A100, name=Name("a100-pcie")), capability="cuda:sm_80", tuned=False))
+    origin = candidate(of_a_card())
+    assert choose_known([near, origin], A100) == origin
+    assert choose_known([near, candidate(of_a_card(kept=None))], A100) == near
+
+
+def test_code_of_code_that_was_made_without_its_card_names_the_card_of_the_measurements() -> None:
+    card = altered(A100, name=Name("a100-pcie"))
+    origin = of_a_card()
+    first = _assemble(Known(Digest.of(b"1"), origin, {}), card, (an_artifact(tuned=False),), None, builder="me")
+    again = _assemble(Known(Digest.of(b"2"), first, {}), A100, first.artifacts, None, builder="me")
+    told = "untuned: configurations chosen on NVIDIA H100 80GB HBM3, compiled for cuda:sm_80 without the card, not run"
+    assert first.compile_report.warnings == again.compile_report.warnings == (told,)
+    silent = altered(first, compile_report=altered(first.compile_report, warnings=()))
+    [told] = _assemble(
+        Known(Digest.of(b"3"), silent, {}), A100, first.artifacts, None, builder="me"
+    ).compile_report.warnings
+    assert told.startswith("untuned: configurations chosen on a card that its report does not name, compiled for")
+
+
+def test_whether_graphs_are_captured_is_asked_of_the_recipe_again() -> None:
+    said = an_artifact(facts={"mode": "default", "cuda_graphs": "capture"})
+    assert _facts(said, Recipe(mode=Mode.DEFAULT), A100) == {"mode": "default"}
+    assert _facts(said, Recipe(mode=Mode.MAX_AUTOTUNE), A100) == said.facts
 
 
 def test_where_no_bundle_will_do_every_reason_is_told() -> None:

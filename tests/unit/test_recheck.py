@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aot.compile.kernels import kept
 from aot.compile.options import cpu_capability
-from aot.errors import QualificationFailed
+from aot.errors import LeaseLost, QualificationFailed
 from aot.facts.kernels import read_code_facts, read_kernels
 from aot.pipeline.recheck import refuse_false_facts
 from aot.schema.artifact import Artifact, KernelFacts
@@ -24,6 +25,7 @@ from tests.builders import (
     a_program,
     a_readable_artifact,
     a_spec,
+    an_artifact,
     an_elf,
     host_guards,
 )
@@ -40,6 +42,27 @@ def check(manifest: Manifest, place: Path) -> None:
         paths[blob.digest] = place / blob.digest.hex
         paths[blob.digest].write_bytes(BYTES[blob.digest])
     refuse_false_facts(manifest, paths)
+
+
+def test_between_artifacts_it_is_asked_whether_to_stop() -> None:
+    """A bundle may have thousands of them, and the worker's lease does not wait."""
+
+    def stop() -> None:
+        raise LeaseLost("the lease is lost", hint="")
+
+    with pytest.raises(LeaseLost):
+        refuse_false_facts(a_manifest(), {}, should_stop=stop)
+
+
+def test_a_blob_that_all_artifacts_keep_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked, once = [], kept._unpack
+    monkeypatch.setattr(kept, "_unpack", lambda content, most: unpacked.append(most) or once(content, most))
+    files = (a_file(), a_file("cubin/c1.cubin", b"cubin"))
+    artifact = an_artifact(files=files, kept=a_file(kept.KEPT_FILE, b"not packed, and longer than a header"))
+    with pytest.raises(QualificationFailed) as caught:
+        check(a_manifest(artifacts=(artifact, artifact, artifact)), tmp_path)
+    told = [line for line in caught.value.details["differences"] if "what it keeps for other cards" in line]
+    assert (len(told), unpacked) == (3, [kept.MOST_KERNEL_BYTES])
 
 
 def guards(**values: str) -> tuple[HostGuard, ...]:

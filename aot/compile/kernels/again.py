@@ -111,7 +111,7 @@ def lower_kept(kernel: KeptKernel, target: TritonTarget, *, build: Path) -> Lowe
     _check_before(kernel, target)
     source = build / "kernel.ttir"
     source.write_text(kernel.ttir)
-    stages = int(kernel.options.get("num_stages", 1))
+    stages = kernel.options.num_stages or 1
     while True:
         lowered = _lower(kernel, target, source, stages=stages)
         try:
@@ -130,7 +130,7 @@ def _lower(kernel: KeptKernel, target: TritonTarget, source: Path, *, stages: in
     from triton import knobs
 
     knobs.compilation.disable_line_info = True  # as for kernels from source: equal text, equal bytes
-    options = {**kernel.options, "num_stages": stages}
+    options = {**kernel.options.recorded, "num_stages": stages}
     try:
         made = triton.compile(str(source), target=gpu_target(target), options=options)
     except (Exception, SystemExit) as error:
@@ -147,7 +147,7 @@ def assemble_ptx(ptx: str, kernel: KeptKernel, target: TritonTarget) -> bytes:
     stages: dict[str, Any] = {}
     try:
         backend = make_backend(gpu_target(target))
-        backend.add_stages(stages, backend.parse_options(dict(kernel.options)), Language.TRITON)
+        backend.add_stages(stages, backend.parse_options(kernel.options.recorded), Language.TRITON)
         return bytes(stages["cubin"](ptx, {}))
     except (Exception, SystemExit) as error:
         raise _failed(kernel, target, error) from error
@@ -158,10 +158,10 @@ def _check_before(kernel: KeptKernel, target: TritonTarget) -> None:
     if kernel.descriptors:
         hint = "build for this card on a worker that has it, with the option triton.use_tensor_descriptor off"
         raise _refuse(kernel, target, "its wrapper makes tensor descriptors for the card it was built on", hint)
-    if kernel.options.get("launch_cooperative_grid"):
+    if kernel.options.launch_cooperative_grid:
         hint = "build for this card on a worker that has it"
         raise _refuse(kernel, target, "all blocks of its grid wait for each other, sized for the other card", hint)
-    if kernel.options.get("launch_pdl") and int(target.arch) < _OLDEST_DEPENDENT_LAUNCH:
+    if kernel.options.launch_pdl and int(target.arch) < _OLDEST_DEPENDENT_LAUNCH:
         hint = "build for this card on a worker that has it"
         raise _refuse(kernel, target, "its launch overlaps with the one before, which cards have from sm_90 on", hint)
     check_launch_bytes(kernel.name, target, asked=kernel.shared_bytes)
@@ -169,7 +169,7 @@ def _check_before(kernel: KeptKernel, target: TritonTarget) -> None:
 
 def _check_after(kernel: KeptKernel, target: TritonTarget, metadata: Any) -> None:
     """Raises BackendFailed where Triton wants another launch than the wrapper does."""
-    wanted = {"warps": kernel.warps, "blocks a cluster": int(kernel.options.get("num_ctas", 1))}
+    wanted = {"warps": kernel.warps, "blocks a cluster": kernel.options.num_ctas or 1}
     found = {"warps": int(metadata.num_warps), "blocks a cluster": int(metadata.num_ctas)}
     for what, asked in (
         ("bytes of scratch", (kernel.scratch_bytes, metadata.global_scratch_size)),
