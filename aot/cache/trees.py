@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def remove_tree(path: Path) -> None:
     if _removed(path):
         return
     _open_and_flatten(path)
+    for one in _directories_in(path):  # each by itself: one that is still too deep ends its own removal alone
+        _removed(one)
     _removed(path)
 
 
@@ -39,19 +42,30 @@ def _removed(path: Path) -> bool:
 
 
 def _open_and_flatten(path: Path) -> None:
-    """Open every directory below `path` to its owner, and move deep ones up to `path` itself."""
-    waiting, moved = [(path, 0)], 0
+    """Open every directory below `path` to its owner, and move deep ones up to `path` itself.
+
+    Opened before it is moved: a directory's own entry for its parent is written then, which its mode has to allow. The
+    new names cannot be known before; beside `path` they would be another's to clear. One that resists keeps no other.
+    """
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+    waiting = [(path, 0)]
     while waiting:
         place, depth = waiting.pop()
-        with contextlib.suppress(OSError):
-            place.chmod(0o700)
-            with os.scandir(place) as found:
-                inner = [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
-            for one in inner:
-                deep = depth
+        for one in _directories_in(place):
+            with contextlib.suppress(OSError):
+                one.chmod(0o700)
+                deep = depth + 1
                 if depth >= _DEEP or len(os.fsencode(one)) > _LONG_BYTES:
-                    moved += 1
-                    deep, target = 0, path / f".aot-deep-{moved}"
+                    target = path / f".aot-deep-{secrets.token_hex(16)}"
                     one.rename(target)
-                    one = target
-                waiting.append((one, deep + 1))
+                    one, deep = target, 1
+                waiting.append((one, deep))
+
+
+def _directories_in(place: Path) -> list[Path]:
+    try:
+        with os.scandir(place) as found:
+            return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []

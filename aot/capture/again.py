@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,20 @@ import msgspec
 
 from aot.bundle import write_bundle
 from aot.capture.capture import BIN, RUNS, Captured, capture, warnings_of
-from aot.capture.collect import Collected
+from aot.capture.collect import Collected, names_places
 from aot.capture.command import Ended
 from aot.capture.pins import effective_environment
 from aot.capture.record import artifact_of, require_level
-from aot.capture.union import Base, entries_of, join_tables, with_bases, with_grown_tables, with_tables
+from aot.capture.union import (
+    NOT_JOINED,
+    Base,
+    entries_of,
+    join_tables,
+    unjoined,
+    with_bases,
+    with_grown_tables,
+    with_tables,
+)
 from aot.environment import observe_environment
 from aot.errors import CompileStopped, InvalidInput, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
@@ -91,7 +101,7 @@ def recapture(
         ) from error
     artifact = artifact_of(made.collected, pushed.profile, effective, environ=environ, seconds=made.seconds)
     union, tables = _union(artifact, made.collected, bases, base, scratch=scratch / TABLES)
-    proven = _proven(pushed, union, made, builder=builder)
+    proven = _proven(pushed, union, replace(made, notes=(*made.notes, *tables.left_out)), builder=builder)
     # An entry of a base that the run has written anew stays the base's: its bytes are no longer in the caches.
     paths = {**made.collected.paths, **base.paths, **tables.paths}
     return read_staged(write_bundle(scratch / "bundle", manifest=proven, files=paths).directory)
@@ -100,11 +110,16 @@ def recapture(
 def _union(
     artifact: Artifact, made: Collected, bases: Sequence[Base], base: Collected, *, scratch: Path
 ) -> tuple[Artifact, Collected]:
-    """Return the artifact with all of the bases, and its tables that are neither theirs nor the run's."""
+    """Return the artifact with all of the bases, and its tables that are neither theirs nor the run's.
+
+    `left_out` has a line for each of the run's that could not be joined with theirs, and is not in the artifact.
+    """
     parts = (([entry.as_file() for entry in base.entries], base.paths), (artifact.files, made.paths))
     tables = join_tables(parts, scratch=scratch)
     grown = with_grown_tables(with_bases(artifact, bases), artifact)
-    return with_tables(grown, (entry.as_file() for entry in tables.entries)), tables
+    dropped = (f"{path}: {NOT_JOINED}" for path in unjoined(parts, tables) if not names_places(path))
+    union = with_tables(grown, (entry.as_file() for entry in tables.entries))
+    return union, replace(tables, left_out=tuple(dropped))
 
 
 def _proven(pushed: Manifest, artifact: Artifact, made: Captured, *, builder: str) -> Manifest:

@@ -56,8 +56,13 @@ class Captured:
 
 def warnings_of(made: Captured) -> tuple[str, ...]:
     """Return what a bundle tells of files that could not be kept: MOST_NOTES of them, and how many more."""
-    told = [f"left out: {note}" for note in made.notes[:MOST_NOTES]]
-    more = len(made.notes) - len(told)
+    return warnings_for(made.notes)
+
+
+def warnings_for(notes: Sequence[str]) -> tuple[str, ...]:
+    """Return `warnings_of` a capture that has these notes."""
+    told = [f"left out: {note}" for note in notes[:MOST_NOTES]]
+    more = len(notes) - len(told)
     return (*told, *((f"left out: {more} more",) if more else ()))
 
 
@@ -122,7 +127,7 @@ def _listed(command: Sequence[str], directory: Path) -> Listing:
     listed = list_caches(directory)
     if listed.is_cut:
         raise InvalidInput(
-            f"{command[0]} left more than {MOST_FILES} files in its caches",
+            f"{command[0]} left more than {MOST_FILES} files and directories in its caches",
             hint="what tuning tries is pruned, but not so much of it; does the command keep other files there?",
         )
     return listed

@@ -6,12 +6,15 @@ holds, and keeps what reads the files afterwards from being led into a loop, out
     a name that no manifest can hold, directories deeper than a bundle has     left out by name
     a directory or file that may not be read, a link, a pipe, a device         left out
     a file above MOST_FILE_BYTES, or a large one that is nearly all holes      left out: a copy would fill the disk
-    more than MOST_FILES files                                                 the rest is not looked at
+    more than MOST_FILES files and directories                                 the rest is not looked at
 """
 
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from aot.bundle.paths import why_unsafe
@@ -19,13 +22,15 @@ from aot.cache.renames import unless_stale
 from aot.capture.roots import ROOTS
 from aot.capture.units import is_litter
 
-# Tuning of a large model leaves some ten thousand; each becomes a line of the manifest.
+# Tuning of a large model leaves some ten thousand, in twice as many directories; each file becomes a line of the
+# manifest. No more than these of one directory are in memory either.
 MOST_FILES = 100_000
 MOST_FILE_BYTES = 4 << 30  # one upload, and all that the CUDA driver keeps together
 # Holes: what is on the disk is less than one in so many of what a reader would get.
 HOLES_FROM_BYTES, HOLES_SHARE = 64 << 20, 16
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's are: stat(2)
 _NAMES = frozenset(root.name for root in ROOTS)
+_CLOSED = "it may not be read"
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ def list_caches(directory: Path) -> Listing:
         seen += 1
         if seen > MOST_FILES:
             return Listing(frozenset(found), tuple(left_out), is_cut=True)
-        if path.partition("/")[0] not in _NAMES or is_litter(path):
+        if place is None or path.partition("/")[0] not in _NAMES or is_litter(path):
             continue
         reason = place if isinstance(place, str) else why_unsafe(path) or _why_unkept(place)
         if reason is None:
@@ -64,49 +69,54 @@ def directories_of(directory: Path) -> Iterator[tuple[str, Path]]:
     while waiting:
         path, place = waiting.pop()
         yield path, place
-        listed = _children(place)
-        for inner in listed if not isinstance(listed, str) else ():
-            below = f"{path}/{inner.name}" if path else inner.name
-            if why_unsafe(below) is None and _is_directory(inner):
-                waiting.append((below, inner))
+        listed = _children(place, most=None)
+        for name, is_directory in listed if not isinstance(listed, str) else ():
+            below = f"{path}/{name}" if path else name
+            if is_directory and why_unsafe(below) is None:
+                waiting.append((below, place / name))
 
 
-def _walk(directory: Path) -> Iterator[tuple[str, Path | str]]:
-    """Yield every file with its relative path; in place of a directory that is not gone into, the reason."""
+def _walk(directory: Path) -> Iterator[tuple[str, Path | str | None]]:
+    """Yield every file with its relative path; with None a directory, and with the reason one not gone into."""
     waiting = [("", directory)]
     while waiting:
         path, place = waiting.pop()
-        listed = _children(place)
+        listed = _children(place, most=MOST_FILES + 1)
         if isinstance(listed, str):
             yield path, listed
             continue
-        for inner in listed:
-            below = f"{path}/{inner.name}" if path else inner.name
-            if not _is_directory(inner):
-                yield below, inner
+        for name, is_directory in listed:
+            below = f"{path}/{name}" if path else name
+            if not is_directory:
+                yield below, place / name
             elif (reason := why_unsafe(below)) is not None:
                 yield below, reason
             else:
-                waiting.append((below, inner))
+                yield below, None
+                waiting.append((below, place / name))
 
 
-def _children(place: Path) -> list[Path] | str:
+def _children(place: Path, *, most: int | None) -> list[tuple[str, bool]] | str:
+    """Return the names in a directory, and which are directories themselves; or why it has to be left out."""
     try:
-        return sorted(unless_stale(lambda: list(place.iterdir())))
+        return sorted(unless_stale(partial(_read, place, most)))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError:
-        return "it may not be read"
+        return _CLOSED
 
 
-def _is_directory(place: Path) -> bool:
-    return not place.is_symlink() and place.is_dir()
+def _read(place: Path, most: int | None) -> list[tuple[str, bool]]:
+    with os.scandir(place) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, most)]
 
 
 def _why_unkept(place: Path) -> str | None:
     """Return why a file cannot be an entry; nothing where that need not be told; None where it can."""
     try:
         found = place.lstat()
+    except PermissionError:  # its directory may be listed, and not gone into
+        return _CLOSED
     except OSError:
         return ""
     if not stat.S_ISREG(found.st_mode):

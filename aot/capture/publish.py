@@ -16,12 +16,12 @@ import msgspec
 
 from aot.bundle import write_bundle
 from aot.bundle.assemble import assemble
-from aot.capture.capture import Captured, capture, warnings_of
+from aot.capture.capture import Captured, capture, warnings_for, warnings_of
 from aot.capture.collect import Collected, collect, list_paths, names_places
 from aot.capture.entries import Entry, entry_of
 from aot.capture.record import artifact_of, capture_recipe, command_source, require_level, with_new
 from aot.capture.tables import form_of
-from aot.capture.union import join_tables, with_tables
+from aot.capture.union import NOT_JOINED, join_tables, unjoined, with_tables
 from aot.errors import InvalidInput
 from aot.keys import factors_of, fingerprint_of
 from aot.pipeline.build import Staged, provenance_of, read_staged
@@ -99,21 +99,24 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str],
     """Stage the bundle of everything that was restored, and of the files below `found_in` that were compiled besides.
 
     Its command is the one that ran, since that makes the new entries again; the tree is that of the bundle that was
-    restored. Raises OSError, and InvalidInput where none was.
+    restored. Rows that a table has got and that cannot be joined with those that were restored are left out, and told
+    of in the report's warnings. Raises OSError, and InvalidInput where none was.
     """
     require_tree(prepared)
     directory = prepared.directory
     assert directory is not None and prepared.artifact is not None and prepared.manifest is not None
     there = list_paths(directory)
     restored = {file.path: file.digest for file in prepared.artifact.files}
-    # Tables grow with what is compiled. One that cannot be joined is taken as it is found, but for another bundle's
-    # directory, where it lacks what this one has.
+    # Tables grow with what is compiled. One that cannot be joined stays as it was restored; but one that names places
+    # is taken as it is found, for its run has read what was restored: not in another bundle's directory, where it lacks
+    # what this one has.
     is_same = found_in == directory
     places = {path for path in restored if path in there and names_places(path) and is_same}
     tables = {path for path in restored if form_of(path) and path in (there if is_same else list_paths(found_in))}
     new = collect(found_in, scratch=making.scratch / "new", only=(new_paths - restored.keys()) | tables | places)
     parts = ((prepared.artifact.files, prepared.blobs), ([entry.as_file() for entry in new.entries], new.paths))
     joined = join_tables(parts, scratch=making.scratch / "tables")
+    dropped = [f"{path}: {NOT_JOINED}" for path in unjoined(parts, joined) if path not in places]
     added = tuple(entry for entry in new.entries if entry.path not in tables or entry.path in places)
     artifact = with_new(prepared.artifact, Collected(added, new.paths))
     artifact = with_tables(artifact, (entry.as_file() for entry in joined.entries))
@@ -126,7 +129,8 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str],
     old = collect(directory, scratch=making.scratch / "old", only=left, as_found=left)
     named = command_source(making.command, entries, before.tree)
     named = msgspec.structs.replace(named, requirements=before.requirements, union_of=prepared.bundle)
-    return _stage(making, named, artifact, {**new.paths, **old.paths, **blobs, **joined.paths})
+    paths = {**new.paths, **old.paths, **blobs, **joined.paths}
+    return _stage(making, named, artifact, paths, warnings=warnings_for((*new.left_out, *dropped)))
 
 
 def _source(

@@ -1,8 +1,8 @@
 """Restore: verified entries into a node-local directory that the caches' variables then name.
 
 One directory a bundle, shared by every process of this user that runs on it, as a cache directory of torch's is: each
-file appears whole, by rename, and one that is there is compared with its digest at every start. What such processes
-compile themselves stays there as well, and the next start on this node has it.
+file appears whole, by rename, and one that is there is compared with what is to be there at every start. What such
+processes compile themselves stays there as well, and the next start on this node has it.
 """
 
 import contextlib
@@ -41,8 +41,10 @@ def place_for(cache_dir: Path, bundle: Digest | None) -> Path:
 
 
 def restore(entries: Sequence[Entry], blobs: Mapping[Digest, Path], *, into: Path) -> int:
-    """Make true that every entry lies in `into` with the bytes of its digest; return how many had to be written.
+    """Make true that every entry lies in `into`; return how many had to be written.
 
+    Each has the bytes of its digest, but for two: an entry that names places has `into` where the mark is, and a table
+    (`aot.capture.tables`) that is there keeps the rows that earlier runs on this node have added, joined with its own.
     Safe to call from many processes at once. Raises MalformedDocument for a path that leaves its cache, DigestMismatch
     for a blob that is not what it is called, LocalStorageFull, InvalidConfig for a directory that cannot be written.
     """

@@ -17,15 +17,16 @@ torch/_inductor/codecache.py, PersistentCache. What Dynamo learned of sizes (`in
 read here.
 """
 
-import ast
 import json
 import pprint
 from enum import StrEnum
 from typing import Any
 
 from aot.capture.entries import within_caches
+from aot.capture.literals import read_literal
 
-# A server of 80 layers writes some 100 KB. A command may leave anything, and a parser asks for a hundred bytes a byte.
+# A server of 80 layers writes some 100 KB. A command may leave anything: values ask for far more than their bytes, so
+# their number is bounded as well.
 MOST_BYTES = 4 << 20
 MOST_SEPARATORS = 200_000
 _MEASURED_ON = ("_metadata",)
@@ -81,7 +82,7 @@ def _read(content: bytes, form: Form) -> dict[Any, Any] | None:
         return None
     try:
         text = content.decode()
-        table = ast.literal_eval(text) if form is Form.LITERALS else json.loads(text)
+        table = read_literal(text) if form is Form.LITERALS else json.loads(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
     return table if isinstance(table, dict) else None

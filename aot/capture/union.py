@@ -27,6 +27,7 @@ from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.spec import File
 
+NOT_JOINED = "its rows cannot be joined with those that were there before"
 _FLOORS = ("libc", "libstdcxx")
 Part = tuple[Iterable[File], Mapping[Digest, Path]]  # files, and where the bytes of each lie
 
@@ -128,6 +129,17 @@ def join_tables(parts: Sequence[Part], *, scratch: Path) -> Collected:
         found[file.digest] = places.get(file.digest) or _write_table(content, file.digest, scratch)
         entries.append(entry_of(file))
     return Collected(tuple(entries), found)
+
+
+def unjoined(parts: Sequence[Part], tables: Collected) -> tuple[str, ...]:
+    """Return every table that the parts have otherwise and that is not among the joined `tables`: rows are lost."""
+    found: dict[str, set[Digest]] = {}
+    for files, _ in parts:
+        for file in files:
+            if form_of(file.path) is not None:
+                found.setdefault(file.path, set()).add(file.digest)
+    joined_paths = {entry.path for entry in tables.entries}
+    return tuple(sorted(path for path, digests in found.items() if len(digests) > 1 and path not in joined_paths))
 
 
 def _join_all(path: str, places: Sequence[Path]) -> bytes | None:

@@ -116,6 +116,8 @@ class WriteBack:
             say(f"aot: not written back: {error}")
             return False
         kept.discard()
+        for warning in staged.manifest.compile_report.warnings:
+            say(f"aot: {warning}")
         say(f"aot: written back: {reply.bundle} is {reply.state}")
         return True
 

@@ -490,14 +490,14 @@ def test_a_command_without_a_name_and_a_name_without_a_command_are_refused() -> 
 
 def test_a_directory_that_vanishes_meanwhile_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, **{GRAPH: b"graph", "inductor/gone/one": b"x"})
-    listed = Path.iterdir
+    listed = os.scandir
 
-    def iterdir(place: Path) -> object:
+    def scandir(place: Path) -> object:
         if place.name == "gone":
             raise FileNotFoundError(place)
         return listed(place)
 
-    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr("aot.capture.listing.os.scandir", scandir)
     assert list_paths(tmp_path) == {GRAPH}
 
 

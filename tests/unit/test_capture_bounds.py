@@ -19,6 +19,7 @@ from aot.capture.listing import HOLES_FROM_BYTES, MOST_FILE_BYTES, directories_o
 from aot.capture.watch import OpenWatch
 from aot.errors import InvalidInput
 from tests.builders import an_environment
+from tests.users import as_nobody
 
 GRAPH = "inductor/fxgraph/ab/key/one"
 
@@ -78,6 +79,45 @@ def test_removing_follows_no_link(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o750
 
 
+@pytest.mark.parametrize("depth", [20, 33, 40])
+def test_a_closed_directory_goes_at_any_depth(depth: int) -> None:
+    with as_nobody() as place:
+        inner = place.joinpath("tree", *("d" * depth))
+        inner.mkdir(parents=True)
+        (inner / "one").write_text("one")
+        inner.chmod(0)
+        remove_tree(place / "tree")
+        assert not (place / "tree").exists()
+
+
+def test_a_directory_that_resists_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "resists", "z"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        nested(tmp_path / "tree" / name, 1010)
+    opened = Path.chmod
+
+    def chmod(place: Path, mode: int) -> None:
+        if place.name == "resists":
+            raise PermissionError(place)
+        opened(place, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    remove_tree(tmp_path / "tree")
+    assert os.listdir(tmp_path / "tree") == ["resists"]
+    monkeypatch.undo()
+    remove_tree(tmp_path / "tree")
+
+
+def test_names_that_a_command_has_taken_keep_no_deep_directory() -> None:
+    with as_nobody() as place:
+        for number in range(1, 4):
+            (place / f"tree/.aot-deep-{number}/one").mkdir(parents=True)
+            (place / f"tree/.aot-deep-{number}").chmod(0)
+        nested(place / "tree", 1010)
+        remove_tree(place / "tree")
+        assert not (place / "tree").exists()
+
+
 @pytest.mark.parametrize(
     "path", ["inductor/ab/huge.so", "inductor/fxgraph/ab/key/huge", "vllm/x/vllm_compile_cache.py"]
 )
@@ -116,29 +156,20 @@ def test_a_name_that_no_manifest_holds_is_told_and_a_long_one_is_kept(tmp_path: 
     assert len(collect(place, scratch=tmp_path / "scratch").entries) == 1 + len(kept)
 
 
-def test_what_may_not_be_read_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = caches(tmp_path / "caches")
-    for name in ("closed/one.cpp", "shut.cpp"):
-        (place / "inductor/ab" / name).parent.mkdir(exist_ok=True)
-        (place / "inductor/ab" / name).write_text("x")
-    listed, opened = Path.iterdir, os.open
-
-    def iterdir(directory: Path) -> object:
-        if directory.name == "closed":
-            raise PermissionError(directory)
-        return listed(directory)
-
-    def open_(name: object, *arguments: object, **options: object) -> int:
-        if name == "shut.cpp":
-            raise PermissionError(name)
-        return opened(name, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Path, "iterdir", iterdir)
-    monkeypatch.setattr("aot.capture.plain.os.open", open_)
-    assert list_caches(place).left_out == ("inductor/ab/closed: it may not be read",)
-    found = collect(place, scratch=tmp_path / "scratch")
-    assert [entry.path for entry in found.entries] == [GRAPH]
-    assert found.left_out == ("inductor/ab/shut.cpp: it may not be read",)
+def test_what_may_not_be_read_costs_nothing_else() -> None:
+    with as_nobody() as place:
+        listed = caches(place / "caches")
+        for name in ("closed/one.cpp", "only-listed/one.cpp", "only-listed/inner/two.cpp", "shut.cpp"):
+            (listed / "inductor/ab" / name).parent.mkdir(exist_ok=True)
+            (listed / "inductor/ab" / name).write_text("x")
+        for name, mode in {"closed": 0, "only-listed": 0o444, "shut.cpp": 0}.items():
+            (listed / "inductor/ab" / name).chmod(mode)
+        told = {f"inductor/ab/{name}: it may not be read" for name in ("closed", "only-listed/inner")}
+        assert set(list_caches(listed).left_out) == told | {"inductor/ab/only-listed/one.cpp: it may not be read"}
+        assert "inductor/ab" in {path for path, _ in directories_of(listed)}
+        found = collect(listed, scratch=place / "scratch")
+        assert [entry.path for entry in found.entries] == [GRAPH]
+        assert found.left_out == ("inductor/ab/shut.cpp: it may not be read",)
 
 
 def test_a_directory_that_is_closed_to_us_does_not_end_the_watch(
@@ -214,6 +245,39 @@ def test_too_many_files_are_refused_before_they_are_read(tmp_path: Path, monkeyp
     with pytest.raises(InvalidInput, match="left more than"):
         captured(tmp_path, f"{MAKES}{many}")
     assert len(list_paths(tmp_path / "first")) <= 10
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+@pytest.mark.parametrize("is_directory", [True, False])
+def test_directories_count_and_what_is_beyond_the_limit_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_flat: bool, is_directory: bool
+) -> None:
+    monkeypatch.setattr("aot.capture.listing.MOST_FILES", 10)
+    for number in range(40):
+        place = tmp_path / "inductor" / (f"{number}" if is_flat else f"{number % 8}/{number}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir() if is_directory else place.touch()
+    read, scanned = [], os.scandir
+
+    class Counted:
+        def __init__(self, directory: Path) -> None:
+            self.entries = scanned(directory)
+
+        def __enter__(self) -> "Counted":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+        def __iter__(self) -> "Counted":
+            return self
+
+        def __next__(self) -> object:
+            read.append(entry := next(self.entries))
+            return entry
+
+    monkeypatch.setattr("aot.capture.listing.os.scandir", Counted)
+    assert list_caches(tmp_path).is_cut and len(read) <= 25
 
 
 def test_a_bundle_tells_of_some_and_how_many_more(tmp_path: Path) -> None:

@@ -185,16 +185,16 @@ def test_files_that_nfs_keeps_under_names_of_its_own_are_no_entries(entries: Col
 def test_a_directory_whose_handle_went_stale_is_listed_again(
     entries: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    into, listed, stale = tmp_path / "second", Path.iterdir, []
+    into, listed, stale = tmp_path / "second", os.scandir, []
     restore(entries.entries, entries.paths, into=into)
 
-    def iterdir(place: Path) -> object:
+    def scandir(place: Path) -> object:
         if place.name == "key" and not stale:
             stale.append(place)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return listed(place)
 
-    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr("aot.capture.listing.os.scandir", scandir)
     assert list_paths(into) == set(FILES) and stale
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from aot.capture.again import recapture
+from aot.capture.capture import NOTHING
 from aot.capture.collect import MARK, collect
 from aot.capture.publish import Making, stage_union
 from aot.capture.restore import restore
 from aot.capture.tables import MOST_BYTES, form_of, joined
-from aot.capture.union import Base, entries_of, join_tables
+from aot.capture.union import Base, entries_of, join_tables, unjoined
 from aot.pipeline.build import Staged
 from aot.pipeline.union import join_again
 from aot.schema.digest import Digest
@@ -140,6 +141,8 @@ def test_what_cannot_be_joined_is_left_to_who_asks(tmp_path: Path) -> None:
     assert join_tables(parts, scratch=tmp_path / "tables").entries == ()
     held = entries_of((one, two), scratch=tmp_path / "tables")
     assert [held.paths[entry.digest].read_bytes() for entry in held.entries] == [b"no table"]
+    assert unjoined(parts, join_tables(parts, scratch=tmp_path / "tables")) == (COMPILED,)
+    assert unjoined([parts[0], parts[0]], NOTHING) == ()
 
 
 @EACH
@@ -158,6 +161,26 @@ def test_a_run_writes_back_the_rows_that_it_has_added(tmp_path: Path, path: str,
     content = {file.path: staged.paths[file.digest].read_bytes() for file in staged.manifest.files}
     assert read(path, content[path]) == {0: "one", 1: "one", 2: "two"}
     assert str(place).encode() not in content[path]
+
+
+@pytest.mark.parametrize(("path", "table"), [(TACTICS, b"{"), (TIMES, b"{"), (COMPILED, b"{")])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the restored directory", "in an earlier one"])
+def test_rows_that_cannot_be_joined_are_told(tmp_path: Path, path: str, table: bytes, elsewhere: bool) -> None:
+    graph, before = "inductor/fxgraph/ab/new/one", {TACTICS: tactics, TIMES: times, COMPILED: compiled}[path](0)
+    prepared = a_restored(tmp_path, **{path: before})
+    place = tmp_path / ("earlier" if elsewhere else "caches")
+    for name, content in {graph: b"graph", path: table}.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    profile = prepared.manifest.profile if prepared.manifest else None
+    assert profile is not None
+    making = Making(prepared.reference, ("serve",), profile, prepared.environment, {}, "me", tmp_path / "making")
+    staged = stage_union(making, prepared, frozenset({graph}), found_in=place)
+    content = {file.path: staged.paths[file.digest].read_bytes() for file in staged.manifest.files}
+    is_as_found = path == COMPILED and not elsewhere
+    assert content == {graph: b"graph", path: table if is_as_found else before}
+    told = () if is_as_found else (f"left out: {path}: its rows cannot be joined with those that were there before",)
+    assert staged.manifest.compile_report.warnings == told
 
 
 @EACH
@@ -192,7 +215,14 @@ for graph in GRAPHS:
     rows[(1, 8), graph, "inductor"] = (str(graph), str(place))
 backbone.mkdir(parents=True, exist_ok=True)
 table.write_text(pprint.pformat(rows))
+measured = pathlib.Path(os.environ["VLLM_CACHE_ROOT"]).parent / TACTICS
+measured.parent.mkdir(parents=True, exist_ok=True)
+measured.write_text(MEASURED)
 """
+
+
+def program(graphs: tuple[int, ...], *, measured: str) -> str:
+    return f"GRAPHS, TACTICS, MEASURED = {graphs!r}, {TACTICS!r}, {measured!r}\n{SERVER}"
 
 
 def rows_of(staged: Staged) -> set[int]:
@@ -210,14 +240,14 @@ def test_a_worker_proves_a_union_on_the_rows_of_all_bases_and_joins_it_again(
     tree.mkdir()
 
     def live(*graphs: int) -> Staged:
-        (tree / "program.py").write_text(f"GRAPHS = {graphs}\n{SERVER}")
+        (tree / "program.py").write_text(program(graphs, measured="{}"))
         place = tmp_path / f"live-{'-'.join(map(str, graphs))}"
         place.mkdir()
         return a_capture(place, tree, source=tree)
 
     one, two, three = live(0, 1), live(1, 2), live(4)
     bases = [Base(part.digest, part.manifest.artifacts[0], part.paths) for part in (one, two, three)]
-    (tree / "program.py").write_text(f"GRAPHS = (0, 3)\n{SERVER}")
+    (tree / "program.py").write_text(program((0, 3), measured="{"))
     union = recapture(
         one.manifest,
         tree,
@@ -230,6 +260,9 @@ def test_a_worker_proves_a_union_on_the_rows_of_all_bases_and_joins_it_again(
         should_stop=lambda: None,
     )
     assert rows_of(union) == {0, 1, 2, 3}
+    [warning] = union.manifest.compile_report.warnings
+    assert warning == f"left out: {TACTICS}: its rows cannot be joined with those that were there before"
+    assert {file.digest for file in union.manifest.files if file.path == TACTICS} == {Digest.of(b"{}")}
     # Another went live meanwhile: nothing is run again.
     monkeypatch.setattr("aot.pipeline.union.fetch_bases", lambda *_, **__: tuple(bases[2:]))
     client: Any = None
