@@ -20,6 +20,7 @@ from registry.settings import Settings
 from registry.stop import Stop, leave
 
 if TYPE_CHECKING:
+    from registry.db.session import Sessions
     from registry.deps import Deps
 
 LOCK_FILE = "serve.lock"
@@ -160,12 +161,20 @@ def _migrated(settings: Settings) -> "Deps":
 
     That is before a key is made: a mistyped AOT_DATA_DIR does not become a registry.
     """
-    from registry.db.migrate import require_served
-    from registry.db.session import open_sessions
     from registry.deps import build_deps
 
-    require_served(open_sessions(settings.database_url))
+    _served(settings)
     return build_deps(settings)
+
+
+def _served(settings: Settings) -> "Sessions":
+    """The database of these settings. Raises StorageUnavailable where it is none of a registry; none is made then."""
+    from registry.db.migrate import require_served
+    from registry.db.session import open_sessions
+
+    sessions = open_sessions(settings.database_url)
+    require_served(sessions)
+    return sessions
 
 
 def _print_json(value: object) -> None:
@@ -186,11 +195,10 @@ def migrate(options: argparse.Namespace, settings: Settings) -> None:
 def create_token(options: argparse.Namespace, settings: Settings) -> None:
     """Print a new token: for operators, who reach the database and not the API."""
     from registry.clock import utc_now
-    from registry.db.session import open_sessions
     from registry.services import tokens
 
     now = utc_now()
-    with open_sessions(settings.database_url).transaction() as session:
+    with _served(settings).transaction() as session:
         secret = tokens.issue(
             options.label,
             scopes=tuple(Scope(scope) for scope in options.scope),
@@ -204,10 +212,9 @@ def create_token(options: argparse.Namespace, settings: Settings) -> None:
 
 def list_tokens(options: argparse.Namespace, settings: Settings) -> None:
     """Print every token but those of claims, the oldest first, never its secret; JSON on stdout."""
-    from registry.db.session import open_sessions
     from registry.db.tokens import list_lasting
 
-    with open_sessions(settings.database_url).transaction() as session:
+    with _served(settings).transaction() as session:
         _print_json(
             [
                 {
@@ -224,10 +231,9 @@ def list_tokens(options: argparse.Namespace, settings: Settings) -> None:
 
 def end_token(options: argparse.Namespace, settings: Settings) -> None:
     """End every token of a label. Raises NotFound where there is none."""
-    from registry.db.session import open_sessions
     from registry.services import tokens
 
-    with open_sessions(settings.database_url).transaction() as session:
+    with _served(settings).transaction() as session:
         if not tokens.has_label(options.label, session=session):
             raise NotFound(f"there is no token {options.label}", hint="`python -m registry token list` shows them")
         tokens.end(options.label, session=session)

@@ -17,6 +17,7 @@ from aot.errors import (
     Forbidden,
     InvalidInput,
     LeaseLost,
+    NotARegistry,
     NotFound,
     Unauthenticated,
     Unavailable,
@@ -42,6 +43,8 @@ PATIENCE_SECONDS, PAUSE_SECONDS = 600.0, 0.5
 # A process that was told to end has ten seconds before most supervisors kill it.
 PARTING_SECONDS = 4.0
 SHUTTING_DOWN = "the worker is shutting down"
+# A proxy whose registry restarts has a page of its own, often with 404: that says nothing of the build.
+AWAY = (Unavailable, NotARegistry)
 # After these no further request of this attempt can succeed.
 LOST = (LeaseLost, BuildFinished, NotFound, Forbidden, Unauthenticated)
 
@@ -133,19 +136,19 @@ class Attempt:
 
     def settle(self) -> None:
         """Tell the rest before a step that ends the attempt. Raises what `LOST` lists, not that nobody answers."""
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(*AWAY):
             self.tell()
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, called again while the registry is away and the lease lives.
+    def patiently(self, call: Callable[[], T], *, seconds: float = PATIENCE_SECONDS) -> T:
+        """Return what `call` returns, called again while the registry is away and the lease lives, so long at most.
 
         Hours of work must not be lost because the registry restarts. `call` must be safe to repeat.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 return call()
-            except Unavailable:
+            except AWAY:
                 if self.should_stop() or time.monotonic() > deadline:
                     raise
             time.sleep(PAUSE_SECONDS)
@@ -170,13 +173,17 @@ class Attempt:
             with contextlib.suppress(AotError):
                 self.tell()
         reason = plain(reason, 1000)
-        try:
+
+        def give_back() -> None:
             try:
                 client.release(self.claim.build, reason=reason, damaged=damaged)
             except InvalidInput:
                 if not damaged:
                     raise
                 client.release(self.claim.build, reason=reason)  # an older registry, which is not told
+
+        try:
+            self.patiently(give_back, seconds=PARTING_SECONDS)
         except AotError as refused:
             log.warning("release-not-told build=%s error=%s", self.claim.build, refused.message)
             return False

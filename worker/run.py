@@ -30,8 +30,8 @@ from aot.errors import (
     LeaseLost,
     LocalStorageFull,
     SizeMismatch,
+    StorageUnavailable,
     TagMoved,
-    Unavailable,
 )
 from aot.pipeline import Question, Staged, build_bundle, fetch_source, publish_bundle, requalify_bundle
 from aot.pipeline.measurements import fetch_measurements
@@ -41,7 +41,7 @@ from aot.schema.digest import Digest
 from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.wire.builds import Claim
-from worker.attempt import SHUTTING_DOWN, Attempt
+from worker.attempt import AWAY, SHUTTING_DOWN, Attempt
 from worker.scratch import scratch_directory
 
 log = logging.getLogger("worker")
@@ -84,8 +84,8 @@ class Bench:
 def run_build(bench: Bench) -> Ended:
     """Claim the best build that waits, and carry it through. Returns how the attempt ended.
 
-    Raises Unavailable when the registry cannot be asked for work, and what it refuses a claim with; then nothing was
-    claimed.
+    Raises Unavailable or NotARegistry when the registry cannot be asked for work, and what it refuses a claim with;
+    then nothing was claimed.
     """
     if bench.stopping.is_set():
         return Ended.NOTHING
@@ -116,7 +116,7 @@ def _attempt(attempt: Attempt, bench: Bench) -> Ended:
         return _after_bad_transfer(attempt, error)
     except (OSError, MemoryError, LocalStorageFull) as error:
         return _after_host_fault(attempt, error)
-    except Unavailable as error:
+    except AWAY as error:
         return _release(attempt, error.message)
     except AotError as error:
         # A shutdown that reaches the children first looks like a compiler that crashed.
@@ -169,6 +169,9 @@ def _publish(attempt: Attempt, staged: Staged) -> None:
             if not left:
                 raise
             log.warning("upload-again build=%s error=%s", attempt.claim.build, error.message)
+        except BlobNotFound as error:
+            # Of a link to put: a proxy's page, or parts that were given up meanwhile. There will be new links.
+            raise StorageUnavailable(error.message, hint=error.hint) from error
 
 
 def _join_again(attempt: Attempt, staged: Staged, scratch: Path) -> Staged:

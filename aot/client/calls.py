@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from aot.client.refusals import error_of
+from aot.client.refusals import error_of, is_json
 from aot.client.retry import RetryPolicy, retried
 from aot.client.transport import Reply, Transport
-from aot.errors import InvalidConfig, RegistryError, Unavailable
+from aot.errors import InvalidConfig, NotARegistry, RegistryError, Unavailable
 from aot.schema.codec import decode, encode
 from aot.schema.endpoints import ENDPOINTS, Endpoint
 
@@ -57,8 +57,8 @@ class Calls:
     ) -> Any:
         """Call the endpoint `name` of the table, and return what it replies.
 
-        Raises the error that the registry meant, RegistryUnreachable when there was no answer, MalformedDocument
-        when the answer is not one of a registry.
+        Raises the error that the registry meant, RegistryUnreachable when there was no answer, NotARegistry when
+        something else answered, MalformedDocument when a registry's answer does not decode.
         """
         endpoint = ENDPOINTS[name]
         url = self.url + _filled(endpoint.path, path or {}) + _query_of(query or {})
@@ -77,6 +77,7 @@ class Calls:
             headers |= {"content-type": "application/json", "content-length": str(len(content))}
         elif endpoint.method != "GET":
             headers["content-length"] = "0"
+        wish = f"{endpoint.method} {endpoint.path}"
         reply = self.transport.send(
             endpoint.method, url, headers=headers, body=content, timeout_seconds=self.timeout_seconds
         )
@@ -85,13 +86,15 @@ class Calls:
         finally:
             reply.close()
         if 200 <= reply.status < 300:
+            if answer and not is_json(reply):  # a login page, or a portal's
+                raise error_of(reply, answer, wish=wish)
             return None if endpoint.reply is None else decode(answer, endpoint.reply)
         if 300 <= reply.status < 400:
-            raise InvalidConfig(
+            raise NotARegistry(
                 f"{self.url} redirects to {reply.headers.get('location', 'nowhere')[:200]}",
                 hint="set AOT_URL to where the registry is; the token is not sent elsewhere",
             )
-        raise error_of(reply, answer, wish=f"{endpoint.method} {endpoint.path}")
+        raise error_of(reply, answer, wish=wish)
 
 
 def read_all(reply: Reply, *, limit_bytes: int) -> bytes:

@@ -24,6 +24,12 @@ _WRONG_BYTES = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmz
 _PASSING = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict"}
 
 
+def is_json(reply: Reply) -> bool:
+    """Whether the body may be a registry's: one that says nothing of its type may be."""
+    kind = reply.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    return kind == "application/json"
+
+
 def error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:
     """The error that the registry's answer stands for."""
     try:

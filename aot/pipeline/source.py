@@ -128,13 +128,13 @@ def download(
 ) -> None:
     """Write the blob behind `link` to the new file `into`.
 
-    Raises DigestMismatch and SizeMismatch, with the blob in `details["digest"]`, and CompileStopped with the text of
-    `should_stop`; then no file is left.
+    Raises DigestMismatch, SizeMismatch and BlobNotFound, with the blob in `details["digest"]`, and CompileStopped with
+    the text of `should_stop`; then no file is left.
     """
     try:
         with incoming(into.parent, blob, into) as writer:
             client.get_blob(link, _UntilStopped(writer, should_stop), limit_bytes=blob.size_bytes)
-    except (DigestMismatch, SizeMismatch) as error:
+    except (DigestMismatch, SizeMismatch, BlobNotFound) as error:
         error.details["digest"] = blob.digest
         raise
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
-from aot.errors import AotError, BuildFailed, BuildUnfinished, Unavailable
+from aot.errors import AotError, BuildFailed, BuildUnfinished, NotARegistry, Unavailable
 from aot.pipeline.pending import after_upload
 from aot.pipeline.source import PackedSource
 from aot.schema.names import Tag
@@ -39,7 +39,8 @@ def follow_build(
     """Return the build once it is published; `on_change` sees every state and step on the way.
 
     Raises BuildFailed when it failed or was cancelled, BuildUnfinished when `timeout_seconds` passed, or without such
-    at once where no host has run what is to be proven, Unavailable when the registry has not answered for AWAY_SECONDS.
+    at once where no host has run what is to be proven, Unavailable or NotARegistry when the registry has not answered
+    for AWAY_SECONDS.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     log = _Log(client, build, on_line)
@@ -51,6 +52,9 @@ def follow_build(
             answered = time.monotonic()
         except Unavailable:
             if time.monotonic() - answered > AWAY_SECONDS:
+                raise
+        except NotARegistry:  # a proxy's page while the registry restarts; at first, a wrong address
+            if view is None or time.monotonic() - answered > AWAY_SECONDS:
                 raise
         if view is not None:
             now = (view.state, view.attempt, view.phase, view.step, view.waiting)

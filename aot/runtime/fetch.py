@@ -235,7 +235,7 @@ def _resolve_pins(
             for signed in _ask(reference, client, pins=missing):
                 if candidate := verification.candidate(signed, build_key=pins[signed.digest]):
                     found[signed.digest] = candidate
-        except (Unavailable, NotFound, BundleWithdrawn) as error:
+        except (Unavailable, NotARegistry, NotFound, BundleWithdrawn) as error:
             if verification.refused and not found:
                 raise verification.first from error
             if not found:

@@ -186,9 +186,13 @@ def hold_unwanted(digest: Digest, *, now: datetime, session: Session) -> BlobRow
 
 
 def note_removed(digest: Digest, *, now: datetime, session: Session) -> None:
-    """Bytes of a blob that is pending were removed: whoever has seen them does not count on them (`is_as_seen`)."""
+    """Bytes of a blob that is not stored were removed: whoever has seen them does not count on them (`is_as_seen`).
+
+    The row is as one that was made now: that stays where it is condemned and wanted again.
+    """
+    unstored = BlobRow.state.in_((BlobState.PENDING, BlobState.CONDEMNED))
     session.execute(
-        update(BlobRow).where(BlobRow.digest == digest, BlobRow.state == BlobState.PENDING).values(condemned_at=now),
+        update(BlobRow).where(BlobRow.digest == digest, unstored, BlobRow.stored_at.is_(None)).values(created_at=now),
         execution_options={"synchronize_session": False},
     )
 

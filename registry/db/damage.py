@@ -4,18 +4,21 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, exists, select, tuple_, update
+from sqlalchemy import ColumnElement, exists, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
+from registry.db.blobs import AT_ONCE
 from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, NamespaceBlobRow, TagRow
 from registry.db.retention import NAMED
 from registry.db.tags import Place
 
 _QUIETLY = {"synchronize_session": False}
+# What is condemned is there until it is being deleted.
+_READABLE = (BlobState.STORED, BlobState.CONDEMNED)
 STORED_BLOB = (BlobRow.digest, BlobRow.size_bytes, BlobRow.stored_at)
 
 
@@ -48,6 +51,27 @@ def damages_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, str]
     query = select(BundleRow.digest, BundleRow.damage).where(BundleRow.damage.is_not(None))
     rows = session.execute(query.where(BundleRow.digest.in_(list(bundles))))
     return {digest: damage for digest, damage in rows if damage is not None}
+
+
+def lacking_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, Digest]:
+    """Of each of these bundles one blob that cannot be read; whole ones are absent."""
+    query = (
+        select(ArtifactBlobRow.bundle, func.min(ArtifactBlobRow.digest))
+        .join(BlobRow, BlobRow.digest == ArtifactBlobRow.digest)
+        .where(ArtifactBlobRow.bundle.in_(list(bundles)), BlobRow.state.not_in(_READABLE))
+        .group_by(ArtifactBlobRow.bundle)
+    )
+    return {bundle: Digest(digest) for bundle, digest in session.execute(query)}
+
+
+def readable(digests: Iterable[Digest], session: Session) -> set[Digest]:
+    """Which of these blobs can be read."""
+    wanted = list(dict.fromkeys(digests))
+    found: set[Digest] = set()
+    for start in range(0, len(wanted), AT_ONCE):
+        some = (BlobRow.digest.in_(wanted[start : start + AT_ONCE]), BlobRow.state.in_(_READABLE))
+        found.update(session.scalars(select(BlobRow.digest).where(*some)))
+    return found
 
 
 def begin_removal(blob: StoredBlob, *, now: datetime, session: Session) -> bool:
@@ -129,6 +153,23 @@ def lacking_blobs(session: Session, *, start: Digest, limit: int) -> Sequence[Bl
         .join(BundleRow, BundleRow.digest == ArtifactBlobRow.bundle)
         .where(BundleRow.damage.is_not(None), BlobRow.state == BlobState.PENDING)
         .distinct()
+        .order_by(BlobRow.digest)
+    )
+    found = list(session.execute(query.where(BlobRow.digest >= start).limit(limit)))
+    if len(found) < limit:
+        found += session.execute(query.where(BlobRow.digest < start).limit(limit - len(found)))
+    return [Blob(digest=digest, size_bytes=size) for digest, size in found]
+
+
+def asked_for_again(session: Session, *, opened_since: datetime, start: Digest, limit: int) -> Sequence[Blob]:
+    """What was taken out and somebody has opened for upload since then: by digest from `start` on, then from the first.
+
+    Also what no bundle names, such as the source of one that is to be proven.
+    """
+    opened = exists().where(NamespaceBlobRow.digest == BlobRow.digest, NamespaceBlobRow.opened_at >= opened_since)
+    query = (
+        select(BlobRow.digest, BlobRow.size_bytes)
+        .where(BlobRow.state == BlobState.PENDING, BlobRow.condemned_at.is_not(None), opened)
         .order_by(BlobRow.digest)
     )
     found = list(session.execute(query.where(BlobRow.digest >= start).limit(limit)))

@@ -124,9 +124,18 @@ def standing_of(found: str | None, known: tuple[str, ...]) -> Schema:
 
 
 def revision_of(sessions: Sessions) -> str | None:
-    """The last migration that the database has had. Raises StorageUnavailable."""
+    """The last migration that the database has had. Makes no database. Raises StorageUnavailable."""
+    if is_absent(sessions):
+        return None
     with translated(), sessions.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_absent(sessions: Sessions) -> bool:
+    """Whether the database is a file that is not there: to look into it would make it."""
+    place = sessions.engine.url
+    file = place.database or ":memory:"
+    return place.get_backend_name() == "sqlite" and not file.startswith((":", "file:")) and not Path(file).exists()
 
 
 def known_revisions() -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Uploads that nobody goes on with, and what arrived and became no blob: they cost space, and no row names them."""
+"""Uploads that nobody goes on with, and what arrived and became no blob: they cost space, and no row names them.
+
+The blob's row is held while the store removes; on SQLite, which has one writer, everybody who writes waits meanwhile.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass

@@ -18,11 +18,10 @@ from aot.schema.state import BuildEvent, BuildState
 from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, ProgressRequest, RenewReply
 from aot.schema.wire.workers import Scope
 from registry.db import builds as rows
-from registry.db import damage as damage_rows
 from registry.db import fleet as fleet_rows
 from registry.db import queue
 from registry.db.models import BuildLineRow, BuildRow
-from registry.services import measurements, tokens, waiting
+from registry.services import measurements, tokens, unreadable, waiting
 from registry.services.builds import build_not_found, finished, reject_pushed, view_of
 from registry.services.candidates import Candidates
 from registry.services.tokens import Principal
@@ -32,6 +31,9 @@ LINE_CHARACTERS = 4000
 LINES_A_BUILD = 20_000
 # A worker that gave a build back is not handed the same one again at once, so that others may try.
 PAUSE_AFTER_RELEASE = timedelta(seconds=60)
+# The proof of a pushed bundle is given back however often: after so many attempts, less and less soon to anybody.
+QUICK_ATTEMPTS = 5
+LONGEST_PAUSE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ def claim(
     candidates = Candidates(request, by=by, limits=limits, now=now, session=session)
     reasons = candidates.reasons
     for row, profile in candidates:
-        if row.released_by == request.worker and row.released_at and abs(now - row.released_at) < PAUSE_AFTER_RELEASE:
-            reasons.append(f"build {row.id}: this worker gave it back just now")
+        if pause := _paused(row, worker=request.worker, now=now):
+            reasons.append(f"build {row.id}: {pause}")
             continue
-        lacks = waiting.lacks(_damage_of(row, session))
+        lacks = unreadable.reasons([row], session).values()
         misfits = "; ".join((*waiting.misfits(row.spec, factors=row.factors, profile=profile), *lacks))
         if misfits:
             reasons.append(f"build {row.id}: {misfits}")
@@ -189,9 +191,17 @@ def _require_registered(request: ClaimRequest, *, now: datetime, session: Sessio
     fleet_rows.touch_worker(request.worker, now=now, session=session)
 
 
-def _damage_of(row: BuildRow, session: Session) -> str | None:
-    """Why the bytes of the bundle that the build proves cannot be had."""
-    return damage_rows.damages_of([row.requalify], session).get(row.requalify) if row.requalify else None
+def _paused(row: BuildRow, *, worker: Name, now: datetime) -> str:
+    """Why a build that was given back a moment ago is not handed out yet; empty where it may be."""
+    if row.released_at is None:
+        return ""
+    since = abs(now - row.released_at)
+    if row.released_by == worker and since < PAUSE_AFTER_RELEASE:
+        return "this worker gave it back just now"
+    more = row.attempt - QUICK_ATTEMPTS
+    if row.requalify is None or more <= 0 or since >= min(PAUSE_AFTER_RELEASE * 2 ** min(more, 10), LONGEST_PAUSE):
+        return ""
+    return f"it was given back after attempt {row.attempt}, and the next one waits for a while"
 
 
 def _taken(row: BuildRow, *, worker: Name, until: datetime, now: datetime, session: Session) -> bool:

@@ -20,6 +20,7 @@ import structlog
 
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
+from aot.schema.spec import Blob
 from registry.db import damage as rows
 from registry.deps import Deps
 from registry.services import blobs, deleting
@@ -28,6 +29,8 @@ from registry.services.hashing import Hashing
 MOST_A_PASS = 200
 # Hashing may take long, and a sweeper has more to do: what is not ended by then is the next pass's.
 HEAL_SECONDS = 15.0
+# An upload that nobody has asked for since is looked at no more, but for what a damaged bundle needs.
+ASKED_FOR = timedelta(days=1)
 # Removing is one request: whoever has not ended it by then has died.
 STUCK = timedelta(minutes=10)
 log = structlog.get_logger()
@@ -88,10 +91,7 @@ def heal(deps: Deps, *, start: Digest | None = None) -> tuple[Digest, ...]:
     anywhere, so that blobs which never come back do not keep the others from their turn.
     """
     _end_removals(deps)
-    with deps.sessions.reading() as session:
-        if not rows.any_damaged(session):
-            return ()
-        lacking = rows.lacking_blobs(session, start=start or anywhere(), limit=MOST_A_PASS)
+    lacking, damaged = _lacking(deps, start=start or anywhere())
     until = time.monotonic() + HEAL_SECONDS
     for blob in lacking:
         left = max(0.0, until - time.monotonic())
@@ -99,11 +99,23 @@ def heal(deps: Deps, *, start: Digest | None = None) -> tuple[Digest, ...]:
         blobs.settle_upload(blob, **settle, hashing=deps.hashing, seconds=left)
         if time.monotonic() > until:
             break
+    if not damaged:
+        return ()
     with deps.sessions.transaction() as session:
         healed = rows.heal_bundles(session, limit=MOST_A_PASS)
     if healed:
         log.info("bundles-healed", bundles=healed)
     return healed
+
+
+def _lacking(deps: Deps, *, start: Digest) -> tuple[Sequence[Blob], bool]:
+    """What was taken out and may be there again, and whether a bundle is damaged."""
+    page = {"start": start, "limit": MOST_A_PASS}
+    with deps.sessions.reading() as session:
+        damaged = rows.any_damaged(session)
+        lacking = rows.lacking_blobs(session, **page) if damaged else ()
+        again = rows.asked_for_again(session, opened_since=deps.clock() - ASKED_FOR, **page)
+    return list(dict.fromkeys((*lacking, *again))), damaged
 
 
 def _end_removals(deps: Deps) -> None:

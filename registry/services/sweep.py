@@ -25,13 +25,12 @@ from aot.schema.wire.builds import Ticket
 from aot.schema.wire.errors import ErrorBody
 from registry.db import blobs as blob_rows
 from registry.db import builds as rows
-from registry.db import damage as damage_rows
 from registry.db import fleet as fleet_rows
 from registry.db import queue
 from registry.db import tokens as token_rows
 from registry.db.models import BuildRow
 from registry.deps import BEGINNING, Deps
-from registry.services import arrivals, blobs, damage, records, waiting
+from registry.services import arrivals, blobs, damage, records, unreadable, waiting
 from registry.services.builds import reject_pushed
 from registry.services.claims import WAITING_AGAIN, keep_lines
 from registry.services.one_by_one import one_by_one
@@ -131,7 +130,8 @@ def explain_waiting(deps: Deps) -> int:
         found = queue.queued_after(deps.explained.after, session, limit=MOST_EXPLAINED)
         live = fleet_rows.live_profiles(session, seen_since=now - deps.settings.worker_lives)
         profiles = {name: fleet_rows.find_profile(name, session) for name in {row.profile for row in found}}
-        damages = damage_rows.damages_of({row.requalify for row in found if row.requalify}, session)
+        # Without a live worker that is the reason; bundles have many blobs.
+        lacks = unreadable.reasons([row for row in found if row.profile in live], session)
     deps.explained.after = (found[-1].profile, found[-1].id) if len(found) == MOST_EXPLAINED else BEGINNING
     changed = []
     for row in found:
@@ -139,7 +139,7 @@ def explain_waiting(deps: Deps) -> int:
         profile = profiles[row.profile]
         assert profile is not None, "a build's profile is never removed"
         live_now = profile.name in live
-        known = {"live": live_now, "before": row.waiting, "damage": damages.get(row.requalify or "")}
+        known = {"live": live_now, "before": row.waiting, "lacks": lacks.get(row.id, "")}
         reason = waiting.reason(row.spec, factors=row.factors, profile=profile, **known)
         if reason != row.waiting:
             changed.append((row, reason))

@@ -12,22 +12,17 @@ from aot.schema.wire.builds import NOT_RUN
 
 
 def reason(
-    spec: Spec, *, factors: Iterable[Factor], profile: Profile, live: bool, before: str = "", damage: str | None = None
+    spec: Spec, *, factors: Iterable[Factor], profile: Profile, live: bool, before: str = "", lacks: str = ""
 ) -> str:
     """Say why no worker takes the build now; empty where one could.
 
-    `before` is what was said last: of a bundle that has not run anywhere, that stays the reason. `damage`: why the
-    bytes of the bundle that it proves cannot be had.
+    `before` is what was said last: of a bundle that has not run anywhere, that stays the reason. `lacks`: why what it
+    is to read cannot be had (`registry.services.unreadable`).
     """
     if not live:
         unrun = isinstance(spec.source, KernelSource) or before == not_run(profile)
         return not_run(profile) if unrun else no_worker(profile.name)
-    return "; ".join((*misfits(spec, factors=factors, profile=profile), *lacks(damage)))
-
-
-def lacks(damage: str | None) -> tuple[str, ...]:
-    """Of the proof of a pushed bundle, that it has nothing to prove until its bytes are there again."""
-    return (f"{damage}; push the bundle again",) if damage else ()
+    return "; ".join(filter(None, (*misfits(spec, factors=factors, profile=profile), lacks)))
 
 
 def no_worker(profile: Name) -> str:

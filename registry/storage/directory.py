@@ -84,9 +84,7 @@ class DirectoryBlobStore:
         if same := _version_of(aside) == version:
             aside.unlink(missing_ok=True)
         else:
-            with contextlib.suppress(FileExistsError):  # else it came once more: these bytes are the same
-                os.link(aside, path)
-            aside.unlink(missing_ok=True)
+            _put_back(aside, path)
         return same
 
     @contextmanager
@@ -128,9 +126,9 @@ class DirectoryBlobStore:
 
     def _adopt(self, temporary: Path, blob: Blob) -> None:
         final = self._path(blob.digest)
-        if self.stat(blob.digest) == blob.size_bytes and filecmp.cmp(temporary, final, shallow=False):
+        if self.stat(blob.digest) == blob.size_bytes and _is_same(temporary, final):
             return  # create if absent: a second upload of the same bytes changes nothing
-        # Other bytes under this name were damaged on disk; the right ones, hashed just now, replace them.
+        # Other bytes under this name, or unreadable ones, were damaged on disk: those hashed just now replace them.
         final.parent.mkdir(exist_ok=True)
         temporary.chmod(0o444)
         temporary.rename(final)
@@ -147,6 +145,26 @@ def _version_of(path: Path) -> str | None:
         return None
     # Every upload is a file of its own. An inode may be used again, hence the times.
     return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether both hold the same bytes. What cannot be read, or is gone by now, does not."""
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:
+        return False
+
+
+def _put_back(aside: Path, path: Path) -> None:
+    """Give the file its name again, unless it came once more meanwhile: these bytes are the same."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        if not path.exists():
+            aside.rename(path)
+    aside.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:

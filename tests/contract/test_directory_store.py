@@ -93,6 +93,46 @@ def test_a_second_upload_does_not_touch_the_file_but_heals_a_damaged_one(store: 
     assert path.read_bytes() == CONTENT
 
 
+def test_a_file_that_cannot_be_read_is_replaced_by_the_next_upload(
+    store: DirectoryBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(store)
+    inode = path.stat().st_ino
+
+    def bad_sector(*_: object, **__: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("registry.storage.directory.filecmp.cmp", bad_sector)
+    assert write(store) == path
+    assert path.read_bytes() == CONTENT and path.stat().st_ino != inode
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_came_while_another_was_deleted_gets_its_name_back_without_hard_links(
+    store: DirectoryBlobStore, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    path, rename = write(store), Path.rename
+    version = store.version(BLOB.digest)
+
+    def no_links(*_: object, **__: object) -> None:
+        if again:
+            write(store)
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    def came_meanwhile(self: Path, to: Path) -> Path:
+        if self == path:
+            monkeypatch.setattr(Path, "rename", rename)
+            self.unlink()
+            write(store)
+        return rename(self, to)
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(Path, "rename", came_meanwhile)
+    assert not store.delete(BLOB.digest, version=version)
+    assert path.read_bytes() == CONTENT
+    assert list((store.root / "incoming").iterdir()) == []
+
+
 def altered(url: str, **changes: str) -> str:
     parts = urlsplit(url)
     return urlunsplit(parts._replace(query=urlencode({**dict(parse_qsl(parts.query)), **changes})))

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ParamValidationError
 
+from aot.errors import AotError, InvalidConfig, StorageUnavailable
 from registry.storage.s3 import S3BlobStore
 from registry.storage.s3_versions import version_of
 from tests.contract.test_blob_store import blob_of, read, upload
@@ -44,23 +45,63 @@ def test_other_bytes_that_are_put_between_look_and_delete_stay(
     assert read(s3_store, blob_of(RIGHT)) == RIGHT
 
 
-@pytest.mark.parametrize(("code", "status"), [("NotImplemented", 501), ("InvalidArgument", 400)])
-def test_a_store_that_does_not_know_the_condition_deletes_by_the_look_alone(
-    s3_store: S3BlobStore, monkeypatch: pytest.MonkeyPatch, code: str, status: int
-) -> None:
-    key, version = wrong_bytes(s3_store)
-    delete = s3_store._client.delete_object
+REFUSALS = [
+    ("NotImplemented", 501),
+    ("InvalidArgument", 400),
+    ("BadRequest", 400),
+    ("MethodNotAllowed", 405),
+    ("PreconditionNotSupported", 409),
+]
+
+
+def refuse_conditions(store: S3BlobStore, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = store._client.delete_object
 
     def refused(**asked: Any) -> Any:
         if "IfMatch" in asked:
-            told = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
-            raise ClientError(told, "DeleteObject")  # type: ignore[arg-type]
+            raise error
         return delete(**asked)
 
-    monkeypatch.setattr(s3_store._client, "delete_object", refused)
+    monkeypatch.setattr(store._client, "delete_object", refused)
+
+
+def an_answer(code: str, status: int) -> ClientError:
+    told = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(told, "DeleteObject")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [*(an_answer(*one) for one in REFUSALS), ParamValidationError(report="unknown parameter IfMatch")],
+    ids=str,
+)
+def test_a_store_that_does_not_know_the_condition_deletes_by_the_look_alone(
+    s3_store: S3BlobStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    key, version = wrong_bytes(s3_store)
+    refuse_conditions(s3_store, error, monkeypatch)
     assert not s3_store._versions.delete(key, "another 1")
     assert s3_store._versions.delete(key, version)
     assert s3_store._versions.find(key) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("AccessDenied", 403, InvalidConfig),
+        ("ExpiredToken", 401, InvalidConfig),
+        ("InternalError", 500, StorageUnavailable),
+        ("ConditionalRequestConflict", 409, StorageUnavailable),
+    ],
+)
+def test_what_refuses_the_delete_itself_or_passes_is_not_tried_without_the_condition(
+    s3_store: S3BlobStore, monkeypatch: pytest.MonkeyPatch, code: str, status: int, kind: type[AotError]
+) -> None:
+    key, version = wrong_bytes(s3_store)
+    refuse_conditions(s3_store, an_answer(code, status), monkeypatch)
+    with pytest.raises(kind):
+        s3_store._versions.delete(key, version)
+    assert s3_store._versions.find(key) == version
 
 
 def test_listings_and_answers_about_one_object_tell_one_version(

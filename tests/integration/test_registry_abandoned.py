@@ -1,5 +1,6 @@
 """What was put and became no blob: it is removed where nobody wants it by then either, that and nothing else."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from aot.schema.names import Namespace
 from aot.schema.state import BlobState
 from aot.schema.wire.blobs import OpenUploadsRequest
 from registry.db import blobs as rows
+from registry.deps import Deps
 from registry.services import abandoned, arrivals
 from registry.services import blobs as blob_service
 from registry.services.retention import retain
@@ -68,13 +70,14 @@ def test_what_is_put_at_the_last_moment_is_not_removed_with_what_lay_there(
     assert seen is None or seen.state is not BlobState.DELETING, "what held others off is gone"
 
 
+@pytest.mark.parametrize("by", [abandoned.give_up_abandoned, retain], ids=["alone", "after it was condemned"])
 def test_who_had_seen_what_was_given_up_is_asked_to_put_it_again(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: Callable[[Deps], object]
 ) -> None:
     put(service, tmp_path / "file")
     assert store_of(service).incoming_of(DEFAULT).complete(BLOB) == len(CONTENT)
     service.clock.advance(2 * DAY)
-    once(monkeypatch, blob_service, "observe", lambda: abandoned.give_up_abandoned(service.deps) and None)
+    once(monkeypatch, blob_service, "observe", lambda: by(service.deps) and None)
     [link] = service.call("open_uploads", OpenUploadsRequest(namespace=DEFAULT, blobs=(BLOB,))).links
     assert len(link.parts) == 3
 

@@ -219,6 +219,31 @@ def test_of_two_sweepers_at_one_blob_the_second_waits_until_the_first_has_delete
     assert content_of(service, file) == OWN
 
 
+def test_nobody_who_writes_waits_for_a_slow_store(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of(service, a_bundle(service, "loose", content=OWN))
+    later(service, days=91)
+    service.clock.advance(2 * DAY)
+    monkeypatch.setattr("registry.db.session.BUSY_SECONDS", 0.5)
+    delete, going, written = service.deps.store.delete, threading.Event(), threading.Event()
+
+    def slow(digest: Digest, **named: Any) -> bool:
+        if digest == file:
+            going.set()
+            assert written.wait(20)
+        return delete(digest, **named)
+
+    monkeypatch.setattr(service.deps.store, "delete", slow)
+    with ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(retain, service.deps)
+        try:
+            assert going.wait(20)
+            service.register(a_profile())
+        finally:
+            written.set()
+        assert file in deleting.result(20).deleted
+    assert state_of(service, file) is None
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_whoever_opens_an_upload_waits_for_what_removes_an_older_one(service: Service, known: bool) -> None:
     blob = blob_of(file_of(service, a_bundle(service, content=OWN))) if known else as_blob(a_file("x", b"never put"))

@@ -243,7 +243,11 @@ def test_bytes_that_were_swapped_while_they_were_copied_are_never_stored(
     trusting: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swap_while_copied(trusting, monkeypatch)
-    assert not settle(arrive(trusting, RIGHT, namespace=OTHER), trusting.deps)
+    arrival = arrive(trusting, RIGHT, namespace=OTHER)
+    assert not settle(arrival, trusting.deps)
+    if trusting.deps.store.stat(SMALL.digest) is not None:
+        # A second began in between, and the upload counts as another: the next pass looks at the copy.
+        assert not settle(arrival, trusting.deps)
     assert trusting.deps.store.stat(SMALL.digest) is None
     with trusting.deps.sessions.reading() as session:
         assert rows.find_pending(SMALL.digest, session) is not None

@@ -236,16 +236,23 @@ def test_a_database_that_does_not_answer_ends_it_as_unavailable(tmp_path: Path) 
         (fsck, {"trust": [], "force": False}),
         (retain, {"dry_run": True}),
         (reindex, {"trust": [], "unsigned": False}),
+        (create_token, {"label": "ci", "scope": ["read"], "namespace": [], "expires_in": None}),
+        (list_tokens, {}),
+        (end_token, {"label": "ci"}),
     ],
 )
+@pytest.mark.parametrize("there", [True, False])
 def test_housekeeping_where_no_registry_is_says_so_and_makes_none(
-    command: Callable[[Namespace, Settings], object], options: dict[str, object], tmp_path: Path
+    command: Callable[[Namespace, Settings], object], options: dict[str, object], there: bool, tmp_path: Path
 ) -> None:
-    settings = Settings.from_environ({"AOT_DATA_DIR": str(tmp_path)})
+    place = tmp_path / "mistyped"
+    if there:
+        place.mkdir()
+    settings = Settings.from_environ({"AOT_DATA_DIR": str(place)})
     with pytest.raises(StorageUnavailable) as caught:
         command(Namespace(**options), settings)
     assert "migrate" in caught.value.hint
-    assert not settings.data_dir.joinpath("signing.key").exists()
+    assert place.exists() == there and (not there or list(place.iterdir()) == [])
 
 
 def test_tokens_are_listed_without_secrets_and_ended_by_label(

@@ -233,6 +233,21 @@ def test_something_else_at_this_address_is_named(serve: Callable[..., Server]) -
     assert "AOT_URL" in raised.value.hint
 
 
+@pytest.mark.parametrize("kind", [b"text/html; charset=utf-8", b"text/plain"])
+def test_a_page_that_is_answered_200_is_no_registrys(serve: Callable[..., Server], kind: bytes) -> None:
+    page = b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\ncontent-length: 6\r\n\r\n<html>"
+    with pytest.raises(NotARegistry, match="answered 200 with text/") as raised:
+        a_client(serve((page,))).get_health()
+    assert "AOT_URL" in raised.value.hint
+    with pytest.raises(NotARegistry):  # nor has it taken what is answered with nothing
+        a_client(serve((page,))).release("b1", reason="none")
+
+
+def test_json_is_known_by_its_type_however_that_is_written(serve: Callable[..., Server]) -> None:
+    answer = HEALTH.replace(b"application/json", b"Application/JSON; charset=utf-8")
+    assert a_client(serve((answer,))).get_health().status == "ok"
+
+
 def moved(location: str, status: bytes = b"307 Temporary Redirect") -> bytes:
     return b"HTTP/1.1 " + status + b"\r\nlocation: " + location.encode() + b"\r\ncontent-length: 0\r\n\r\n"
 
@@ -240,8 +255,9 @@ def moved(location: str, status: bytes = b"307 Temporary Redirect") -> bytes:
 def test_the_token_does_not_follow_a_redirect(serve: Callable[..., Server]) -> None:
     elsewhere = serve((HEALTH,))
     server = serve((moved(f"{elsewhere.url}/v1/health"),))
-    with pytest.raises(InvalidConfig, match="redirects to"):
+    with pytest.raises(NotARegistry, match="redirects to") as raised:
         a_client(server).get_health()
+    assert "AOT_URL" in raised.value.hint
     assert elsewhere.connections == 0
 
 

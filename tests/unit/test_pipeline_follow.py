@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aot.errors import BlobPending, BuildUnfinished, CompileStopped, RegistryUnreachable
+from aot.errors import BlobPending, BuildUnfinished, CompileStopped, NotARegistry, RegistryUnreachable
 from aot.pipeline import Question, fetch_source, follow_build, publish_bundle
 from aot.pipeline import submit as submit_module
 from aot.schema.report import Phase
@@ -81,6 +81,37 @@ def test_a_registry_that_stays_away_ends_the_following(
     client.transport.gone = True  # type: ignore[attr-defined]
     with pytest.raises(RegistryUnreachable):
         follow_build(client, "b1", timeout_seconds=20)
+
+
+def test_a_proxys_page_does_not_end_the_following_of_a_build_that_was_seen(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = a_claim(service, tmp_path)
+    client, pages = client_of(service), [NotARegistry("answered 404 with text/html")]
+    get_build, seen = client.get_build, []
+
+    def asked(build: str) -> Any:
+        if seen and pages:
+            service.publish(claim)
+            raise pages.pop()
+        seen.append(get_build(build).state)
+        return get_build(build)
+
+    monkeypatch.setattr(client, "get_build", asked)
+    assert follow_build(client, claim.build, timeout_seconds=20).state is BuildState.PUBLISHED
+    assert seen == [BuildState.RUNNING, BuildState.PUBLISHED] and not pages
+
+
+def test_a_page_at_the_first_question_is_a_wrong_address(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(build: str) -> Any:
+        raise NotARegistry("answered 404 with text/html")
+
+    client = client_of(service)
+    monkeypatch.setattr(client, "get_build", page)
+    begun = time.monotonic()
+    with pytest.raises(NotARegistry):
+        follow_build(client, "b1", timeout_seconds=20)
+    assert time.monotonic() - begun < 5
 
 
 def test_following_ends_at_its_time_and_says_how_to_go_on(service: Service, tmp_path: Path) -> None:

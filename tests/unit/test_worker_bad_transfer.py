@@ -10,8 +10,10 @@ from aot.errors import InvalidInput, StorageUnavailable
 from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace
 from aot.schema.state import BlobState, BuildState, BundleState
+from aot.trust import TrustedKeys
 from registry.db.models import BlobRow
 from registry.services.damage import quarantine_if_wrong
+from registry.services.fsck import fsck
 from registry.services.suspects import MOST_A_RELEASE, Suspects
 from tests.builders import BYTES, a_manifest, a_profile, a_qualification, a_readable_artifact, altered
 from tests.unit import test_worker_run
@@ -57,7 +59,7 @@ def state_of(stand: Stand, digest: Digest) -> BlobState:
 
 
 def next_attempt(stand: Stand) -> Ended:
-    stand.service.clock.advance(61)  # a worker is not handed what it gave back just now
+    stand.service.clock.advance(3601)  # a worker is not handed what it gave back just now, nor anybody what came often
     stand.service.register(a_profile())
     return run_build(stand.bench)
 
@@ -85,6 +87,58 @@ def test_a_blob_that_is_wrong_in_the_store_is_taken_out_and_the_bundle_is_proven
     assert next_attempt(stand) is Ended.PUBLISHED
     view = stand.service.call("get_build", build=reply.build)
     assert (view.state, view.attempt) == (BuildState.PUBLISHED, 2)
+
+
+def test_a_source_that_is_wrong_in_the_store_is_waited_for_like_the_bundle(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed, _, reply = a_pushed(stand, monkeypatch)
+    source = pushed.spec.blobs[0].digest
+    damage(stand, source)
+    assert run_build(stand.bench) is Ended.RELEASED
+    stand.service.deps.suspects.wait(20)
+    assert state_of(stand, source) is BlobState.PENDING
+
+    assert next_attempt(stand) is Ended.NOTHING
+    stand.service.sweep()
+    waiting = stand.service.call("get_build", build=reply.build).waiting
+    assert waiting.endswith(f"lacks {source}; push the bundle again, with what it was built from")
+
+    assert stand.service.push(pushed).build == reply.build
+    stand.service.sweep()
+    assert state_of(stand, source) is BlobState.STORED, "hashed, though no bundle names it"
+    stand.service.sweep()
+    assert next_attempt(stand) is Ended.PUBLISHED
+
+
+@pytest.mark.parametrize("of", ["bundle", "source"])
+def test_what_is_missing_in_the_store_is_tried_less_and_less_until_it_is_looked_for(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    pushed, file, reply = a_pushed(stand, monkeypatch)
+    lost = file if of == "bundle" else pushed.spec.blobs[0].digest
+    stand.service.deps.store.delete(lost)
+    told: list[Any] = []
+    add = stand.service.deps.suspects.add
+    monkeypatch.setattr(stand.service.deps.suspects, "add", lambda digests, look: (told.append(digests), add([], look)))
+    for _ in range(MOST_HOST_FAULTS + 1):
+        stand.service.clock.advance(61)
+        stand.service.register(a_profile())
+        assert run_build(stand.bench) is Ended.RELEASED
+    assert set(told) == {(lost,)}
+    for seconds, ended in ((61, Ended.NOTHING), (60, Ended.RELEASED), (200, Ended.NOTHING), (41, Ended.RELEASED)):
+        stand.service.clock.advance(seconds)
+        stand.service.register(a_profile())
+        assert run_build(stand.bench) is ended
+
+    fsck(stand.service.deps, trusted=TrustedKeys.of(()))
+    assert next_attempt(stand) is Ended.NOTHING
+    stand.service.sweep()
+    assert f"lacks {lost}" in stand.service.call("get_build", build=reply.build).waiting
+    stand.service.push(pushed)
+    stand.service.sweep()
+    stand.service.sweep()
+    assert next_attempt(stand) is Ended.PUBLISHED
 
 
 def test_what_is_damaged_on_its_way_is_fetched_again_however_often(

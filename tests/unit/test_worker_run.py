@@ -21,6 +21,7 @@ from aot.errors import (
     Forbidden,
     InvalidSpec,
     LocalStorageFull,
+    NotARegistry,
     NotFound,
     QualificationFailed,
     RegistryUnreachable,
@@ -37,6 +38,7 @@ from aot.schema.wire.workers import Scope
 from tests.builders import a_manifest, a_profile, a_qualification, a_readable_artifact, a_spec, altered, host_guards
 from tests.fake_backend import FakeBackend, Work, a_packed_source
 from tests.service import Service, a_service
+from tests.simulator import SimulatedReply
 from tests.transport import AppTransport, client_of
 from worker.run import MOST_HOST_FAULTS, Bench, Ended, run_build
 
@@ -361,6 +363,45 @@ def test_a_registry_that_is_away_at_the_end_is_waited_for(
     monkeypatch.setattr(stand.transport, "send", sent)
     assert stand.run() is Ended.PUBLISHED
     assert once and stand.view().state is BuildState.PUBLISHED
+
+
+@pytest.mark.parametrize("path", ["/progress", "/uploads", "PUT", "/publish"])
+def test_a_proxys_page_instead_of_the_registry_costs_no_finished_build(
+    stand: Stand, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = page_instead_of(path, stand, monkeypatch)
+    assert stand.run() is Ended.PUBLISHED
+    assert pages and stand.view().state is BuildState.PUBLISHED
+
+
+def test_nor_does_it_keep_a_build_that_is_given_back(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = page_instead_of("/release", stand, monkeypatch)
+    assert stand.run(fail_with(OSError(5, "Input/output error"))) is Ended.RELEASED
+    assert pages and stand.view().state is BuildState.QUEUED
+
+
+def test_a_page_that_stays_while_the_source_is_fetched_gives_the_build_back(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*args: Any, **options: Any) -> None:
+        raise NotARegistry("answered 404 with text/html")
+
+    monkeypatch.setattr("worker.run.fetch_source", fetch)
+    assert stand.run() is Ended.RELEASED
+
+
+def page_instead_of(path: str, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first request whose address ends so, or of that method, is answered by an ingress without its service."""
+    send, pages = stand.transport.send, list[str]()
+
+    def sent(method: str, url: str, **options: Any) -> Any:
+        if (url.endswith(path) or method == path) and not pages:
+            pages.append(url)
+            return SimulatedReply(404, b"<html>default backend</html>", {"content-type": "text/html"})
+        return send(method, url, **options)
+
+    monkeypatch.setattr(stand.transport, "send", sent)
+    return pages
 
 
 def test_a_failure_is_told_to_a_registry_that_comes_back(stand: Stand) -> None:

@@ -129,6 +129,16 @@ def test_without_a_registry_a_lock_is_served_from_the_profiles_that_are_here(
     assert [one.digest for one in node.resolve(lock=a_lock(*manifests)).candidates] == [digests[1]]
 
 
+def test_nor_without_one_at_its_address(node: Node, simulator: RegistrySimulator) -> None:
+    manifests = [a_level(level) for level in LEVELS]
+    digests = [simulator.add(manifest) for manifest in manifests]
+    node.resolve(MINI.pinned_to(digests[1]))
+    simulator.refuse(NotARegistry("answered 404 with text/html, not by a registry"), times=2)
+    assert [one.digest for one in node.resolve(lock=a_lock(*manifests)).candidates] == [digests[1]]
+    with pytest.raises(NotARegistry):  # where nothing of it is here
+        node.resolve(lock=a_lock(manifests[0]))
+
+
 def test_a_node_that_is_offline_says_so(node: Node, simulator: RegistrySimulator) -> None:
     node.client = None
     with pytest.raises(RegistryUnreachable, match="is not on this node, and there is no registry to ask"):
