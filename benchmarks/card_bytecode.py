@@ -7,11 +7,10 @@ nothing of this image's own linked into it. An image that has bytecode is thereb
 """
 
 import shutil
-import sys
 from typing import Any
 
 from benchmarks.bytecode import restore, states_of
-from benchmarks.card_rows import Bench, Keep, Ways, start_eager, starts_of, take_turn
+from benchmarks.card_rows import Bench, Keep, Ways, start_eager, starts_of, take_turn, take_turns
 from benchmarks.models import Model
 from benchmarks.starts import Start, start_child
 
@@ -33,11 +32,12 @@ def measure_bytecode(bench: Bench, model: Model, *, keep: Keep = lambda found: N
         "this": lambda: start_child(words, {**environ, **states["with"]}),
     }
     take_turn(ways, 0)
-    turns: list[dict[str, Start]] = []
-    for number in range(1, bench.options.pairs + 1):
-        print(f"{model.name} {BYTECODE}: pair {number} of {bench.options.pairs}", file=sys.stderr)
-        turns.append(take_turn(ways, number))
-        keep(_report(turns, found))
+    turns = take_turns(
+        ways,
+        bench.options.pairs,
+        title=f"{model.name} {BYTECODE}: pair",
+        keep=lambda taken: keep(_report(taken, found)),
+    )
     return _report(turns, found)
 
 

@@ -27,7 +27,7 @@ from aot.schema.lock import Lock, LockEntry
 from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Reference
 from benchmarks.capture import is_compile
-from benchmarks.card_rows import Bench, Keep, Ways, start_eager, starts_of, take_turn
+from benchmarks.card_rows import Bench, Keep, Ways, start_eager, starts_of, take_turns
 from benchmarks.child import MADE_UP
 from benchmarks.models import Model
 from benchmarks.routes import BLOB
@@ -62,11 +62,12 @@ def measure_captured(bench: Bench, model: Model, *, keep: Keep = lambda found: N
         found["mega_cache_misses"] = misses = ways[MEGA_CACHE]().done["misses"]
         if misses:
             del ways[MEGA_CACHE]  # minutes of compiles, and no start from a blob
-    turns: list[dict[str, Start]] = []
-    for number in range(1, bench.options.pairs + 1):
-        print(f"{model.name} {CAPTURED}: turn {number} of {bench.options.pairs}", file=sys.stderr)
-        turns.append(take_turn(ways, number))
-        keep(_report(turns, found))
+    turns = take_turns(
+        ways,
+        bench.options.pairs,
+        title=f"{model.name} {CAPTURED}: turn",
+        keep=lambda taken: keep(_report(taken, found)),
+    )
     return _report(turns, found)
 
 

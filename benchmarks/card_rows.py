@@ -132,6 +132,18 @@ def start_eager(bench: Bench, model: Model, *more: str, **variables: str) -> Sta
     return start_child(["eager", *bench.words(model), *more], {**clean_environ(bench.runs / "eager"), **variables})
 
 
+def take_turns(
+    ways: Ways, turns: int, *, title: str, keep: Callable[[list[dict[str, Start]]], None]
+) -> list[dict[str, Start]]:
+    """So many turns, each told on stderr; `keep` gets all that there are after each."""
+    taken: list[dict[str, Start]] = []
+    for number in range(1, turns + 1):
+        print(f"{title} {number} of {turns}", file=sys.stderr)
+        taken.append(take_turn(ways, number))
+        keep(taken)
+    return taken
+
+
 def take_turn(ways: Ways, number: int, *more: str) -> dict[str, Start]:
     """One start of every way; which one is first changes with `number`, so that a machine that warms up favours none.
 

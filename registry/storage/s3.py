@@ -26,7 +26,7 @@ from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
 from registry.storage.parts import Arrival, PartUpload
 from registry.storage.place import S3Place
-from registry.storage.s3_answers import ResumedBody, code_of, status_of, translated
+from registry.storage.s3_answers import ResumedBody, code_of, head, status_of, translated
 from registry.storage.s3_copies import S3Copies
 from registry.storage.s3_incoming import S3Incoming, arrivals, incoming_prefix, key_of, parsed
 from registry.storage.s3_parts import S3PartUploads
@@ -86,13 +86,8 @@ class S3BlobStore:
         self._versions = S3Versions(client, place.bucket)
 
     def stat(self, digest: Digest) -> int | None:
-        with translated(f"look for {digest} in bucket {self._bucket}"):
-            try:
-                return int(self._client.head_object(Bucket=self._bucket, Key=self._key(digest))["ContentLength"])
-            except ClientError as error:
-                if status_of(error) == 404:
-                    return None
-                raise
+        found = head(self._client, self._bucket, self._key(digest), what=digest)
+        return None if found is None else int(found["ContentLength"])
 
     def upload_link(self, blob: Blob, *, expires_in: timedelta) -> Link:
         return self._put_link(blob, self._key(blob.digest), expires_in)

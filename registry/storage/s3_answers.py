@@ -39,6 +39,17 @@ def translated(wish: str) -> Iterator[None]:
         raise InvalidConfig(f"could not {wish}: {error}", hint="check AOT_BLOB_URL") from error
 
 
+def head(client: Any, bucket: str, key: str, *, what: str = "") -> dict[str, Any] | None:
+    """What the store says of one object, None where it has none. `what`: how an error calls it, its key if left out."""
+    with translated(f"look for {what or key} in bucket {bucket}"):
+        try:
+            return dict(client.head_object(Bucket=bucket, Key=key))
+        except ClientError as error:
+            if status_of(error) == 404:
+                return None
+            raise
+
+
 def status_of(error: ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 

@@ -17,7 +17,7 @@ from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link
 from registry.storage.parts import Arrival
-from registry.storage.s3_answers import ResumedBody, status_of, translated
+from registry.storage.s3_answers import ResumedBody, head, status_of, translated
 from registry.storage.s3_copies import S3Copies
 from registry.storage.s3_parts import S3PartUploads
 from registry.storage.s3_versions import S3Versions, etag_of, version_of
@@ -47,10 +47,10 @@ class S3Incoming:
 
     def complete(self, blob: Blob) -> int | None:
         key = self._key(blob.digest)
-        found = self._head(key)
+        found = head(self.client, self.bucket, key)
         if found is None and blob.size_bytes > self.largest_put_bytes:
             self.parts.complete(blob, key)
-            found = self._head(key)  # also where it was another registry that has completed it
+            found = head(self.client, self.bucket, key)  # also where it was another registry that has completed it
         return None if found is None else int(found["ContentLength"])
 
     def open(self, digest: Digest) -> tuple[BinaryIO, str]:
@@ -85,15 +85,6 @@ class S3Incoming:
 
     def discard(self, digest: Digest, *, version: str) -> bool:
         return self.versions.delete(self._key(digest), version)
-
-    def _head(self, key: str) -> dict[str, Any] | None:
-        with translated(f"look for {key} in bucket {self.bucket}"):
-            try:
-                return dict(self.client.head_object(Bucket=self.bucket, Key=key))
-            except ClientError as error:
-                if status_of(error) == 404:
-                    return None
-                raise
 
     def _key(self, digest: Digest) -> str:
         return key_of(f"{incoming_prefix(self.prefix)}{self.namespace}/", digest)

@@ -14,7 +14,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, ParamValidationError
 
-from registry.storage.s3_answers import code_of, is_passing, status_of, translated
+from registry.storage.s3_answers import code_of, head, is_passing, status_of, translated
 
 _OTHER_VERSION = (404, 412)
 _NOT_ALLOWED = (401, 403)
@@ -37,13 +37,8 @@ class S3Versions:
         self._bucket = bucket
 
     def find(self, key: str) -> str | None:
-        with translated(f"look for {key} in bucket {self._bucket}"):
-            try:
-                return version_of(self._client.head_object(Bucket=self._bucket, Key=key))
-            except ClientError as error:
-                if status_of(error) == 404:
-                    return None
-                raise
+        found = head(self._client, self._bucket, key)
+        return None if found is None else version_of(found)
 
     def delete(self, key: str, version: str | None) -> bool:
         """As `BlobStore.delete`."""
