@@ -26,7 +26,8 @@ import structlog
 from litestar.testing import TestClient
 from sqlalchemy import func, select
 
-from aot.schema.names import Namespace
+from aot.schema.spec import Spec
+from aot.schema.wire.builds import CancelRequest
 from aot.schema.wire.workers import Scope
 from benchmarks.cold_start import RESULTS, default_label, host
 from registry.app import create_app_from
@@ -78,6 +79,8 @@ def a_registry(queued: int, database: str | None) -> Iterator[Service]:
             service = replace(service, admin=_token(service))
             for number in range(WORKERS):
                 service.register(PROFILE, worker=f"worker-{number}")
+            # The one source of all, uploaded: builds whose source cannot be read wait, and no worker would get one.
+            service.call("cancel", CancelRequest(), build=service.submit(_spec(queued)).build.id)
             enqueue(service, queued)
             yield service
 
@@ -90,12 +93,16 @@ def enqueue(service: Service, queued: int) -> None:
                 _insert(number, service, session)
 
 
-def _insert(number: int, service: Service, session: Any) -> None:
-    # The first namespace has half of all builds, the others share the rest.
+def _spec(number: int) -> Spec:
+    """The first namespace has half of all builds, the others share the rest."""
     namespace = f"ns{0 if number % 2 else number % NAMESPACES}"
-    spec = a_spec(f"model{number}", namespace=namespace, profile=PROFILE.name)
+    return a_spec(f"model{number}", namespace=namespace, profile=PROFILE.name)
+
+
+def _insert(number: int, service: Service, session: Any) -> None:
+    spec = _spec(number)
     now, priority = service.deps.clock(), -10 if _is_bulk(number) else 0
-    ensure_namespace(Namespace(namespace), now=now, session=session)
+    ensure_namespace(spec.namespace, now=now, session=session)
     row = builds.new_build(spec, profile=PROFILE, tags=(), priority=priority, by=BY, now=now)
     assert rows.insert(row, session)
 
@@ -104,14 +111,14 @@ def _is_bulk(number: int) -> bool:
     return number % 3 == 0
 
 
-def measure_claims(queued: int, database: str | None) -> dict[str, Any]:
-    """Milliseconds of a claim with so many builds waiting, of CLAIMS claims by all workers at once."""
+def measure_claims(queued: int, database: str | None, *, claims: int = CLAIMS) -> dict[str, Any]:
+    """Milliseconds of a claim with so many builds waiting, of so many claims by all workers at once."""
     numbers = count(queued)
     with a_registry(queued, database) as service:
 
         def work(worker: int) -> list[float]:
             times = []
-            for _ in range(CLAIMS // WORKERS):
+            for _ in range(claims // WORKERS):
                 begun = time.perf_counter()
                 claim = service.claim(PROFILE.name, worker=f"worker-{worker}")
                 times.append(1e3 * (time.perf_counter() - begun))
