@@ -14,6 +14,7 @@ import msgspec
 
 from aot.capture.processes import world_size_of
 from aot.capture.roots import variables_of
+from aot.environment.assembler import ASSEMBLER, find_assembler
 from aot.schema.capability import CPU_X86_LEVELS, Capability
 from aot.schema.environment import Environment, ProcessFacts
 from aot.schema.targets import level_features
@@ -64,7 +65,7 @@ def key_tag(effective: Environment) -> str:
 def pins(effective: Environment, directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to set over `environ` for a command whose caches lie in `directory`.
 
-    A tag or a target of the caller's own is kept: the tag with ours behind it.
+    A tag, a target or an assembler of the caller's own is kept: the tag with ours behind it.
     """
     own = environ.get(TAG, "")
     tag = key_tag(effective)
@@ -74,4 +75,6 @@ def pins(effective: Environment, directory: Path, environ: Mapping[str, str]) ->
     if cpu is not None and cpu.level in CPU_X86_LEVELS:
         # Not the builder's own model: code then needs the level, and the tag has what goes beyond it.
         pinned["TORCHINDUCTOR_CPP_MARCH"] = environ.get("TORCHINDUCTOR_CPP_MARCH", cpu.level)
+    if effective.node.gpus and ASSEMBLER not in environ and (assembler := find_assembler()):
+        pinned[ASSEMBLER] = str(assembler)
     return {**pinned, **variables_of(directory)}

@@ -4,11 +4,9 @@ In bubblewrap they are at fixed places; without it the child sees the host's own
 write `/b` for the build directory, so equal inputs give equal bytes.
 """
 
-import os
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import aot
@@ -16,6 +14,7 @@ from aot.compile.multi_arch import find_toolkit, wants_multi_arch
 from aot.compile.options import host_limits
 from aot.compile.toolchain import SEARCH_PATH
 from aot.compile.tuned import TUNING_FILE
+from aot.environment.assembler import ASSEMBLER, find_assembler
 from aot.sandbox import Bind, BindMode
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
@@ -131,27 +130,11 @@ class Layout:
             if wants_multi_arch(recipe) and (toolkit := find_toolkit()):
                 needed["PATH"] += f":{toolkit}"
             if assembler := find_assembler():
-                needed["TRITON_PTXAS_PATH"] = str(assembler)
+                needed[ASSEMBLER] = str(assembler)
         else:
             # A pool of compile processes pays off for Triton only.
             needed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", **host_limits(profile)}
         return {**recipe.environment, **needed}
-
-
-def find_assembler() -> Path | None:
-    """Return the assembler of torch's own wheel, where it has one, for every process of a build.
-
-    Inductor's compile workers take it (`_set_triton_ptxas_path`, torch/_inductor/runtime/compile_tasks.py), while the
-    process that measures takes Triton's. Triton's cache is keyed by the assembler's version, so nothing that the
-    workers compiled was found, and one process compiled every candidate again, one after the other: most of a tuned
-    build's time (torch 2.11, H200).
-    """
-    found = find_spec("torch")  # looks, and imports nothing
-    for place in (found and found.submodule_search_locations) or ():
-        assembler = Path(place) / "bin" / "ptxas"
-        if os.access(assembler, os.X_OK):
-            return assembler
-    return None
 
 
 def package_place() -> Path:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from aot.capture.account import account
@@ -30,7 +31,7 @@ from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
 from aot.select import select
-from tests.builders import a_manifest, a_node, a_profile, altered, an_environment
+from tests.builders import a_gpu, a_manifest, a_node, a_profile, altered, an_environment
 
 ROOT = Path(__file__).parents[2]
 GRAPH = "inductor/fxgraph/ab/key/one"
@@ -317,6 +318,18 @@ def test_pins_keep_the_callers_tag_and_are_the_same_for_a_child_of_ours(tmp_path
     assert once["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0" and once["TORCHINDUCTOR_CPP_MARCH"] == "x86-64-v3"
     assert pins(host("x86-64-v3"), tmp_path, once) == once
     assert once["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/inductor"
+
+
+def test_all_processes_of_a_command_on_a_card_take_the_assembler_that_torch_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers that compile take it by themselves: a process that takes Triton's finds nothing of theirs."""
+    monkeypatch.setattr("aot.capture.pins.find_assembler", lambda: tmp_path / "ptxas")
+    seen = host()
+    carded = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, gpus=(a_gpu(),)))
+    assert pins(carded, tmp_path, {})["TRITON_PTXAS_PATH"] == str(tmp_path / "ptxas")
+    assert "TRITON_PTXAS_PATH" not in pins(carded, tmp_path, {"TRITON_PTXAS_PATH": "/opt/ptxas"})
+    assert "TRITON_PTXAS_PATH" not in pins(seen, tmp_path, {})
 
 
 def captured(tmp_path: Path, environment: object, **environ: str) -> object:

@@ -76,7 +76,7 @@ def test_all_processes_of_a_gpu_build_take_the_assembler_that_torch_brings(
     """Inductor's workers take it by themselves, and what they compile is found by none that takes Triton's."""
     torch = tmp_path / "torch"
     monkeypatch.setattr(
-        "aot.compile.layout.find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(torch)])
+        "aot.environment.assembler.find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(torch)])
     )
     profile = a_profile(capability="cuda:sm_90", device=a_device())
     assert "TRITON_PTXAS_PATH" not in a_layout(tmp_path).environment(Recipe(), profile)
