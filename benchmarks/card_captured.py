@@ -21,6 +21,7 @@ from typing import Any
 
 from aot.capture.pins import effective_environment, pins
 from aot.environment import observe_environment
+from aot.environment.assembler import ASSEMBLER
 from aot.pipeline.lockfile import write_lock
 from aot.schema.digest import Digest
 from aot.schema.lock import Lock, LockEntry
@@ -133,10 +134,11 @@ def _run_environ(bench: Bench, place: Path) -> dict[str, str]:
 
 
 def _mega_environ(bench: Bench, place: Path) -> dict[str, str]:
-    """Empty caches, under the pins that the blob was made with: they are part of torch's keys."""
+    """Empty caches, under those pins that are part of torch's keys; the assembler is as torch leaves it to anybody."""
     shutil.rmtree(place / MEGA_CACHE, ignore_errors=True)
     environ = _environ(bench, place / MEGA_CACHE)
-    return environ | pins(effective_environment(observe_environment(), environ), place / MEGA_CACHE / "caches", environ)
+    pinned = pins(effective_environment(observe_environment(), environ), place / MEGA_CACHE / "caches", environ)
+    return environ | {name: value for name, value in pinned.items() if name != ASSEMBLER}
 
 
 def _capture(bench: Bench, model: Model, place: Path) -> Captured:

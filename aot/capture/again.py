@@ -26,10 +26,10 @@ from aot.capture.command import Ended
 from aot.capture.pins import effective_environment
 from aot.capture.record import artifact_of, require_level
 from aot.capture.union import (
-    NOT_JOINED,
     Base,
     entries_of,
     join_tables,
+    not_joined,
     unjoined,
     with_bases,
     with_grown_tables,
@@ -112,14 +112,14 @@ def _union(
 ) -> tuple[Artifact, Collected]:
     """Return the artifact with all of the bases, and its tables that are neither theirs nor the run's.
 
-    `left_out` has a line for each of the run's that could not be joined with theirs, and is not in the artifact.
+    `left_out` has a line for each of theirs and the run's that could not be joined, and is not in the artifact.
     """
     parts = (([entry.as_file() for entry in base.entries], base.paths), (artifact.files, made.paths))
     tables = join_tables(parts, scratch=scratch)
     grown = with_grown_tables(with_bases(artifact, bases), artifact)
-    dropped = (f"{path}: {NOT_JOINED}" for path in unjoined(parts, tables) if not names_places(path))
+    dropped = not_joined(path for path in unjoined(parts, tables) if not names_places(path))
     union = with_tables(grown, (entry.as_file() for entry in tables.entries))
-    return union, replace(tables, left_out=tuple(dropped))
+    return union, replace(tables, left_out=tuple(dict.fromkeys((*base.left_out, *dropped))))
 
 
 def _proven(pushed: Manifest, artifact: Artifact, made: Captured, *, builder: str) -> Manifest:

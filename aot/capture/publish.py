@@ -21,7 +21,7 @@ from aot.capture.collect import Collected, collect, list_paths, names_places
 from aot.capture.entries import Entry, entry_of
 from aot.capture.record import artifact_of, capture_recipe, command_source, require_level, with_new
 from aot.capture.tables import form_of
-from aot.capture.union import NOT_JOINED, join_tables, unjoined, with_tables
+from aot.capture.union import join_tables, not_joined, unjoined, with_tables
 from aot.errors import InvalidInput
 from aot.keys import factors_of, fingerprint_of
 from aot.pipeline.build import Staged, provenance_of, read_staged
@@ -116,7 +116,7 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str],
     new = collect(found_in, scratch=making.scratch / "new", only=(new_paths - restored.keys()) | tables | places)
     parts = ((prepared.artifact.files, prepared.blobs), ([entry.as_file() for entry in new.entries], new.paths))
     joined = join_tables(parts, scratch=making.scratch / "tables")
-    dropped = [f"{path}: {NOT_JOINED}" for path in unjoined(parts, joined) if path not in places]
+    dropped = not_joined(path for path in unjoined(parts, joined) if path not in places)
     added = tuple(entry for entry in new.entries if entry.path not in tables or entry.path in places)
     artifact = with_new(prepared.artifact, Collected(added, new.paths))
     artifact = with_tables(artifact, (entry.as_file() for entry in joined.entries))

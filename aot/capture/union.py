@@ -44,7 +44,8 @@ class Base:
 def entries_of(bases: Sequence[Base], *, scratch: Path) -> Collected:
     """Return every entry of the bases; of two under one path the first, since torch names files by what they hold.
 
-    But for tables, which are joined: such a one is written below `scratch`.
+    But for tables, which are joined: such a one is written below `scratch`. `left_out` has a line for each that could
+    not be: the first base's stays.
     """
     entries: dict[str, Entry] = {}
     paths: dict[Digest, Path] = {}
@@ -52,10 +53,11 @@ def entries_of(bases: Sequence[Base], *, scratch: Path) -> Collected:
         for file in base.artifact.files:
             entries.setdefault(file.path, entry_of(file))
             paths.setdefault(file.digest, base.paths[file.digest])
-    tables = join_tables([(base.artifact.files, base.paths) for base in bases], scratch=scratch)
+    parts = [(base.artifact.files, base.paths) for base in bases]
+    tables = join_tables(parts, scratch=scratch)
     for entry in tables.entries:
         entries[entry.path] = entry
-    return Collected(tuple(entries.values()), {**paths, **tables.paths})
+    return Collected(tuple(entries.values()), {**paths, **tables.paths}, not_joined(unjoined(parts, tables)))
 
 
 def with_bases(artifact: Artifact, bases: Sequence[Base]) -> Artifact:
@@ -140,6 +142,11 @@ def unjoined(parts: Sequence[Part], tables: Collected) -> tuple[str, ...]:
                 found.setdefault(file.path, set()).add(file.digest)
     joined_paths = {entry.path for entry in tables.entries}
     return tuple(sorted(path for path, digests in found.items() if len(digests) > 1 and path not in joined_paths))
+
+
+def not_joined(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return what is told of tables whose rows are lost: one line each."""
+    return tuple(f"{path}: {NOT_JOINED}" for path in paths)
 
 
 def _join_all(path: str, places: Sequence[Path]) -> bytes | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from aot.bundle import write_bundle
-from aot.capture.union import Base, join_tables, with_bases, with_tables
+from aot.capture.capture import warnings_for
+from aot.capture.union import Base, join_tables, not_joined, unjoined, with_bases, with_tables
 from aot.client import RegistryClient
 from aot.errors import AotError, BundleWithdrawn, NotFound, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
@@ -47,14 +48,19 @@ def fetch_bases(
 def join_again(
     staged: Staged, client: RegistryClient, *, tags: Sequence[Tag], scratch: Path, should_stop: ShouldStop
 ) -> Staged:
-    """Return the proven union joined with what its tags stand for since. Raises as `fetch_bases`."""
+    """Return the proven union joined with what its tags stand for since. Raises as `fetch_bases`.
+
+    Tables whose rows cannot be joined are told of in the report's warnings: the first that went live stays.
+    """
     spec = staged.manifest.spec
     bases = fetch_bases(client, spec, tags=tags, into=scratch / "bases", should_stop=should_stop)
     [artifact] = staged.manifest.artifacts
     parts = (*((base.artifact.files, base.paths) for base in bases), (artifact.files, staged.paths))
     tables = join_tables(parts, scratch=scratch / "tables")
     union = with_tables(with_bases(artifact, bases), (entry.as_file() for entry in tables.entries))
-    joined = msgspec.structs.replace(staged.manifest, artifacts=(union,))
+    told = (*staged.manifest.compile_report.warnings, *warnings_for(not_joined(unjoined(parts, tables))))
+    report = msgspec.structs.replace(staged.manifest.compile_report, warnings=tuple(dict.fromkeys(told)))
+    joined = msgspec.structs.replace(staged.manifest, artifacts=(union,), compile_report=report)
     paths = dict(staged.paths)
     for base in bases:
         paths |= base.paths

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from aot.capture.again import recapture
+from aot.capture.again import _union, recapture
 from aot.capture.capture import NOTHING
-from aot.capture.collect import MARK, collect
+from aot.capture.collect import MARK, Collected, collect
+from aot.capture.entries import entry_of
 from aot.capture.publish import Making, stage_union
 from aot.capture.restore import restore
 from aot.capture.tables import MOST_BYTES, form_of, joined
@@ -141,6 +142,7 @@ def test_what_cannot_be_joined_is_left_to_who_asks(tmp_path: Path) -> None:
     assert join_tables(parts, scratch=tmp_path / "tables").entries == ()
     held = entries_of((one, two), scratch=tmp_path / "tables")
     assert [held.paths[entry.digest].read_bytes() for entry in held.entries] == [b"no table"]
+    assert held.left_out == (f"{COMPILED}: its rows cannot be joined with those that were there before",)
     assert unjoined(parts, join_tables(parts, scratch=tmp_path / "tables")) == (COMPILED,)
     assert unjoined([parts[0], parts[0]], NOTHING) == ()
 
@@ -268,3 +270,38 @@ def test_a_worker_proves_a_union_on_the_rows_of_all_bases_and_joins_it_again(
     client: Any = None
     again = join_again(union, client, tags=(), scratch=tmp_path / "join", should_stop=lambda: None)
     assert rows_of(again) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("run", ["{}", "{"], ids=["the run's is the first base's", "nor the run's"])
+def test_tables_of_two_bases_that_cannot_be_joined_are_told_once(tmp_path: Path, run: str) -> None:
+    one, two = a_base(tmp_path, "a", **{TACTICS: b"{}"}), a_base(tmp_path, "b", **{TACTICS: b"["})
+    base = entries_of((one, two), scratch=tmp_path / "bases")
+    ran = a_base(tmp_path, "run", **{TACTICS: run.encode()})
+    made = Collected(tuple(entry_of(file) for file in ran.artifact.files), ran.paths)
+    union, tables = _union(ran.artifact, made, (one, two), base, scratch=tmp_path / "tables")
+    assert tables.left_out == (f"{TACTICS}: its rows cannot be joined with those that were there before",)
+    assert [file.digest for file in union.files] == [Digest.of(b"{}")]
+
+
+def test_a_union_that_is_joined_again_tells_of_the_rows_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+
+    def staged(graph: int, measured: str) -> Staged:
+        (tree / "program.py").write_text(program((graph,), measured=measured))
+        place = tmp_path / f"of-{graph}"
+        place.mkdir()
+        return a_capture(place, tree, source=tree)
+
+    live, union = staged(0, "{"), staged(1, "{}")
+    base = Base(live.digest, live.manifest.artifacts[0], live.paths)
+    monkeypatch.setattr("aot.pipeline.union.fetch_bases", lambda *_, **__: (base,))
+    client: Any = None
+    told = (f"left out: {TACTICS}: its rows cannot be joined with those that were there before",)
+    for number in range(2):  # joined once more, it says so once
+        union = join_again(union, client, tags=(), scratch=tmp_path / str(number), should_stop=lambda: None)
+        assert union.manifest.compile_report.warnings == told
+    assert rows_of(union) == {0, 1}
+    assert {file.digest for file in union.manifest.files if file.path == TACTICS} == {Digest.of(b"{")}
