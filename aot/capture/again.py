@@ -35,7 +35,9 @@ from aot.capture.union import (
     with_grown_tables,
     with_tables,
 )
+from aot.config import whole_environ
 from aot.environment import observe_environment
+from aot.environment.cards import card_variables
 from aot.errors import CompileStopped, InvalidInput, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
 from aot.proof import RECAPTURED
@@ -233,6 +235,7 @@ def _program(name: str, environ: Mapping[str, str], tree: Path) -> str:
 def _environ(scratch: Path) -> dict[str, str]:
     return {
         "PATH": SEARCH_PATH,
+        **card_variables(whole_environ()),
         **_places(scratch),
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -26,6 +26,7 @@ _LEVELS = {"default": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 # What Inductor looks for beyond a level, as /proc/cpuinfo spells it (torch/_inductor/cpu_vec_isa.py).
 _BEYOND = ("amx_tile", "amx_fp16", "avx512_bf16", "avx512_vnni", "asimd", "bf16", "sve")
 _UNKNOWN = "unknown"
+_LINE_INFO = "TRITON_DISABLE_LINE_INFO"  # triton/knobs.py; part of Triton's key
 
 
 def effective_environment(seen: Environment, environ: Mapping[str, str], *, command: Sequence[str] = ()) -> Environment:
@@ -75,6 +76,9 @@ def pins(effective: Environment, directory: Path, environ: Mapping[str, str]) ->
     if cpu is not None and cpu.level in CPU_X86_LEVELS:
         # Not the builder's own model: code then needs the level, and the tag has what goes beyond it.
         pinned["TORCHINDUCTOR_CPP_MARCH"] = environ.get("TORCHINDUCTOR_CPP_MARCH", cpu.level)
-    if effective.node.gpus and ASSEMBLER not in environ and (assembler := find_assembler()):
-        pinned[ASSEMBLER] = str(assembler)
+    if effective.node.gpus:
+        # A kernel with line information names the directory that it was compiled in, in each of its files.
+        pinned[_LINE_INFO] = environ.get(_LINE_INFO, "1")
+        if ASSEMBLER not in environ and (assembler := find_assembler()):
+            pinned[ASSEMBLER] = str(assembler)
     return {**pinned, **variables_of(directory)}

@@ -92,8 +92,10 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
         import torch
 
         from aot.compile.artifacts import ArtifactMaker
+        from aot.compile.card import check_card
         from aot.compile.torch_inductor import known_options
 
+        check_card(job.profile)
         check_options(job.recipe.options, known_options())
         torch.manual_seed(job.seed)
         program = open_job(job)

@@ -14,7 +14,9 @@ from aot.compile.multi_arch import find_toolkit, wants_multi_arch
 from aot.compile.options import host_limits
 from aot.compile.toolchain import SEARCH_PATH
 from aot.compile.tuned import TUNING_FILE
+from aot.config import whole_environ
 from aot.environment.assembler import ASSEMBLER, find_assembler
+from aot.environment.cards import card_variables
 from aot.sandbox import Bind, BindMode
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
@@ -129,6 +131,7 @@ class Layout:
             needed["LD_LIBRARY_PATH"] = ":".join(place for place in _DRIVER_PLACES if Path(place).is_dir())
             if wants_multi_arch(recipe) and (toolkit := find_toolkit()):
                 needed["PATH"] += f":{toolkit}"
+            needed |= card_variables(whole_environ())
             if assembler := find_assembler():
                 needed[ASSEMBLER] = str(assembler)
         else:

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 from aot.compile.layout import package_place
 from aot.compile.toolchain import SEARCH_PATH
+from aot.config import whole_environ
 from aot.emulator import Emulator
+from aot.environment.cards import card_variables
 from aot.errors import CompileStopped, MalformedDocument, QualificationFailed
 from aot.qualify.job import CLAIM_FILE, JOB_FILE, ProofJob, Task
 from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, run_child
@@ -145,6 +147,8 @@ class Proving:
         }
         if self.profile.threads is not None:
             needed["OMP_NUM_THREADS"] = str(self.profile.threads)
+        if self.profile.capability.family != "cpu":
+            needed |= card_variables(whole_environ())
         return {**self.recipe.environment, **needed, **self.held_back}
 
     def _limits(self) -> ChildLimits:

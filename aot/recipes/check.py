@@ -32,6 +32,8 @@ RESERVED_VARIABLES: dict[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "the profile decides it",
     "MKL_ENABLE_INSTRUCTIONS": "the profile decides it",
     "TRITON_CACHE_DIR": "caches are private to a build",
+    "CUDA_VISIBLE_DEVICES": "a build takes the card that its worker was given",
+    "CUDA_DEVICE_ORDER": "a build takes the card that its worker was given",
     "TRITON_PTXAS_PATH": "one assembler serves all processes of a build, or each compiles what another has",
 }
 _RESERVED_PREFIXES = ("AOT_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "LD_")

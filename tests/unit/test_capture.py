@@ -332,6 +332,13 @@ def test_all_processes_of_a_command_on_a_card_take_the_assembler_that_torch_brin
     assert "TRITON_PTXAS_PATH" not in pins(seen, tmp_path, {})
 
 
+def test_kernels_of_a_card_are_captured_without_the_lines_of_their_sources(tmp_path: Path) -> None:
+    carded = msgspec.structs.replace(host(), node=msgspec.structs.replace(host().node, gpus=(a_gpu(),)))
+    assert pins(carded, tmp_path, {})["TRITON_DISABLE_LINE_INFO"] == "1"
+    assert pins(carded, tmp_path, {"TRITON_DISABLE_LINE_INFO": "0"})["TRITON_DISABLE_LINE_INFO"] == "0"
+    assert "TRITON_DISABLE_LINE_INFO" not in pins(host(), tmp_path, {})
+
+
 def captured(tmp_path: Path, environment: object, **environ: str) -> object:
     found = collect(write(tmp_path / "caches", **{GRAPH: b"graph"}), scratch=tmp_path / "scratch")
     profile = a_profile(capability="cpu:x86-64-v4")

@@ -214,3 +214,13 @@ def test_what_could_never_go_live_is_not_written_back(tmp_path: Path, monkeypatc
         run_command_on("mini:v1", command, lock=None, bytecode=None, write_back=True)
     assert "aot capture --source" in raised.value.hint and not (tmp_path / "started").exists()
     assert run_command_on("mini:v1", command, lock=None, bytecode=None, write_back=False) == 7
+
+
+def test_the_command_runs_again_on_the_card_that_the_worker_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = a_tree(tmp_path / "tree", text="os.environ.get('CUDA_VISIBLE_DEVICES', 'any')")
+    pushed = a_capture(tmp_path, tree, source=tree).manifest
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-dddd")
+    (entry,) = again(pushed, tree, tmp_path / "proof").artifacts[0].files
+    assert entry.digest == Digest.of(b"GPU-dddd")

@@ -88,6 +88,17 @@ def test_all_processes_of_a_gpu_build_take_the_assembler_that_torch_brings(
     assert "TRITON_PTXAS_PATH" not in a_layout(tmp_path).environment(Recipe(), a_profile())
 
 
+def test_a_gpu_build_runs_on_the_card_that_its_worker_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = a_profile(capability="cuda:sm_90", device=a_device())
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    found = a_layout(tmp_path).environment(Recipe(), profile)
+    assert found["CUDA_VISIBLE_DEVICES"] == "3" and "CUDA_DEVICE_ORDER" not in found
+    assert "CUDA_VISIBLE_DEVICES" not in a_layout(tmp_path).environment(Recipe(), a_profile())
+
+
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
     """A compiler that prints its arguments, one a line."""
