@@ -1,9 +1,11 @@
 """The reference that decides where eager and compiled differ: the same module in float64, or what comes nearest."""
 
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from aot.qualify.outputs import MOST_ELEMENTS, Trace, run_traced, state_of, widen
+from aot.qualify.streamed import stream, widen_attributes
 from aot.qualify.subject import Call
 from aot.qualify.weights import kept
 
@@ -11,17 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-FLOAT64, FLOAT32 = "float64", "float32"
+FLOAT64, FLOAT32, EAGER = "float64", "float32", "eager"
 
 
 class Reference:
-    """A wider copy of a module, made when first asked and only if it fits into memory.
+    """A wider copy of a module, made when first asked: whole where it fits into memory, else wide part by part.
 
     `float32` stands for what a module that cannot run in float64 gives: a half-precision one its float32 copy, any
-    other eager's own result.
+    other eager's own result. `eager` stands for a half-precision one that can run in neither.
     """
 
     def __init__(self, module: "Module", *, memory_bytes: int, most_elements: int = MOST_ELEMENTS) -> None:
+        """`memory_bytes` is the limit of this process; on a card the free memory of the card counts."""
         self._module = module
         self._most_elements = most_elements
         self._memory_bytes = memory_bytes
@@ -31,11 +34,12 @@ class Reference:
         """Return which reference it is, and one trace for each of the consecutive calls."""
         import torch
 
-        for dtype in (torch.float64, torch.float32) if self._is_half() else (torch.float64,):
+        is_half = self._is_half()
+        for dtype in (torch.float64, torch.float32) if is_half else (torch.float64,):
             traces = self._try(calls, eager, dtype)
             if traces is not None:
                 return (FLOAT64 if dtype is torch.float64 else FLOAT32), traces
-        return FLOAT32, eager
+        return (EAGER if is_half else FLOAT32), eager
 
     def _try(self, calls: tuple[Call, ...], eager: tuple[Trace, ...], dtype: Any) -> tuple[Trace, ...] | None:
         module = self._copy(dtype)
@@ -54,24 +58,36 @@ class Reference:
 
     def _copy(self, dtype: Any) -> "Module | None":
         if dtype not in self._copies:
-            self._copies[dtype] = None
-            if self._fits():
-                try:
-                    self._copies[dtype] = _widened(copy.deepcopy(self._module), dtype)
-                except Exception:  # modules may refuse to be copied
-                    self._copies[dtype] = None
+            try:
+                self._copies[dtype] = self._made(dtype)
+            except Exception:  # modules may refuse to be copied
+                self._copies[dtype] = None
         return self._copies[dtype]
 
-    def _fits(self) -> bool:
-        """Weights in float64 and as much again for a call must leave half of the memory alone."""
-        elements = sum(tensor.numel() for tensor in (*self._module.parameters(), *self._module.buffers()))
-        return 16 * elements < self._memory_bytes // 2
+    def _made(self, dtype: Any) -> "Module | None":
+        """Weights in `dtype` and as much again for a call must fit into the room."""
+        room = self._room_bytes()
+        elements = sum(tensor.numel() for tensor in self._tensors())
+        if 2 * dtype.itemsize * elements < room:
+            return _widened(copy.deepcopy(self._module), dtype)
+        return stream(self._module, dtype, room_bytes=room)
+
+    def _room_bytes(self) -> int:
+        """Half of the process's memory; on a card what is free there, and what torch holds without using it."""
+        import torch
+
+        device = next((tensor.device for tensor in self._tensors()), None)
+        if device is None or device.type != "cuda":
+            return self._memory_bytes // 2
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
     def _is_half(self) -> bool:
-        return any(
-            tensor.is_floating_point() and tensor.element_size() < 4
-            for tensor in (*self._module.parameters(), *self._module.buffers())
-        )
+        return any(tensor.is_floating_point() and tensor.element_size() < 4 for tensor in self._tensors())
+
+    def _tensors(self) -> "Iterator[Tensor]":
+        yield from self._module.parameters()
+        yield from self._module.buffers()
 
 
 def _widened(module: "Module", dtype: Any) -> "Module":
@@ -79,10 +95,7 @@ def _widened(module: "Module", dtype: Any) -> "Module":
     import torch
 
     module = module.double() if dtype is torch.float64 else module.float()
-    for part in module.modules():
-        for name, value in part.__dict__.items():
-            if type(value) is torch.Tensor and value.is_floating_point():
-                part.__dict__[name] = value.to(dtype)
+    widen_attributes(module, dtype)
     return module
 
 

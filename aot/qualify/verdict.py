@@ -8,6 +8,7 @@ import msgspec
 from aot.errors import QualificationFailed
 from aot.qualify.job import NON_CONTIGUOUS, Case, Claim, Compared
 from aot.qualify.points import describe_point
+from aot.qualify.reference import EAGER
 from aot.qualify.winner import winner_over
 from aot.schema.artifact import Artifact
 from aot.schema.report import Agreement
@@ -40,6 +41,13 @@ def count_misses(cases: Sequence[Case]) -> int:
     return sum(max(case.misses, int(case.compiled == 0)) for case in cases if case.variant != NON_CONTIGUOUS)
 
 
+# Half-precision results differ among themselves by more than is tolerated of one that is measured.
+NO_REFERENCE = (
+    "; eager itself was the measure: the module ran neither in float64 nor in float32, for want of memory (the limit "
+    "memory_bytes, or the card's) or for types that its code names"
+)
+
+
 def agreements_of(
     claim: Claim, compared: Mapping[str, Compared], artifacts: Sequence[Artifact]
 ) -> tuple[Agreement, ...]:
@@ -49,6 +57,8 @@ def agreements_of(
     for case in claim.cases:
         verdict = compared.get(case.file) or Compared(file=case.file, agrees=False, reason="not compared")
         reason = "" if verdict.agrees else verdict.reason
+        if reason and case.reference == EAGER:
+            reason += NO_REFERENCE
         if case.eager_form != case.compiled_form:
             reason = f"the result is {case.compiled_form[:300]}, eager's is {case.eager_form[:300]}"
         note = reason or notes.get(id(case), "")

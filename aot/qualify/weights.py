@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+    from torch import device as Device
     from torch.nn import Module
 
 RELATIVE, ADDED = 0.1, 0.05
 FROM_ZERO = 0.02
+_AT_ONCE = 1 << 22  # elements
 EXTREME = 1e4  # beyond it a value is a marker (a mask's lowest number), not a quantity
 
 
@@ -33,17 +35,17 @@ def perturb(module: "Module", *, seed: int) -> int:
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
                 plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-                _perturb_one(plain, generator_for(name, seed))
+                _perturb_one(plain, generator_for(name, seed, plain.device))
                 changed += 1
     return changed
 
 
-def generator_for(name: str, seed: int) -> "Generator":
-    """Return a generator that depends on nothing but a tensor's name and `seed`."""
+def generator_for(name: str, seed: int, device: "Device") -> "Generator":
+    """Return a generator that depends on nothing but a tensor's name, `seed`, and where it draws."""
     import torch
 
     number = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little")
-    return torch.Generator().manual_seed(number >> 1)
+    return torch.Generator(device).manual_seed(number >> 1)
 
 
 @contextmanager
@@ -61,15 +63,34 @@ def kept(tensors: Sequence["Tensor"]) -> Iterator[None]:
 
 
 def _perturb_one(tensor: "Tensor", generator: "Generator") -> None:
+    """Where the tensor lies, and some of it at a time: a table of a language model in float64 is gigabytes."""
     import torch
 
-    values = tensor.detach().cpu().double()
-    plain = values.isfinite() & (values.abs() < EXTREME)
-    if not bool(plain.any()):
+    flat = tensor.detach().reshape(-1)  # a copy, where it is not contiguous
+    least, squares, plain = float("inf"), 0.0, 0
+    for part in flat.split(_AT_ONCE):
+        values = _plain_of(part.double())
+        if values.numel():
+            least, squares = min(least, float(values.min())), squares + float(values.square().sum())
+            plain += values.numel()
+    if not plain:
         return
-    rms = float(values[plain].square().mean().sqrt())
-    relative, added = (torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
-    if rms > 0 and float(values[plain].min()) >= 0:
-        added = added.abs()
+    rms = (squares / plain) ** 0.5
     step = ADDED * rms if rms > 0 else FROM_ZERO
-    tensor.copy_(torch.where(plain, values * (1 + RELATIVE * relative) + step * added, values).to(tensor.dtype))
+    for part in flat.split(_AT_ONCE):
+        drawn = torch.rand((2, part.numel()), generator=generator, dtype=torch.float64, device=part.device)
+        relative, added = drawn * 2 - 1
+        if rms > 0 and least >= 0:
+            added = added.abs()
+        values = part.double()
+        changed = values * (1 + RELATIVE * relative) + step * added
+        part.copy_(torch.where(_is_plain(values), changed, values))
+    tensor.copy_(flat.reshape(tensor.shape))
+
+
+def _is_plain(values: "Tensor") -> "Tensor":
+    return values.isfinite() & (values.abs() < EXTREME)
+
+
+def _plain_of(values: "Tensor") -> "Tensor":
+    return values[_is_plain(values)]

@@ -73,7 +73,7 @@ class Agreement(Document, kw_only=True):
     variant: str = ""  # "", "non-contiguous", "second call", "replay"
     max_error: float = 0.0  # compiled against the reference, largest absolute difference
     eager_error: float = 0.0  # eager against the same reference
-    reference: str = "float64"  # or "float32" where the module cannot run in float64
+    reference: str = "float64"  # "float32" where the module cannot run in that, "eager" where in neither
     agrees: bool = True
     note: str = ""
 

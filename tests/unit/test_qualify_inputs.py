@@ -12,6 +12,7 @@ from aot.qualify.inputs import copied, draw, draw_all, lay_out, replace_tensors,
 from aot.qualify.job import Compared
 from aot.qualify.outputs import Trace, name_leaves, run_traced, sampled, save_traces, state_of
 from aot.qualify.reference import Reference
+from aot.qualify.streamed import stream
 from aot.qualify.subject import Call
 from aot.qualify.weights import kept, perturb
 from aot.runtime.synthetic import synthetic_tensor
@@ -236,6 +237,95 @@ def test_a_module_that_cannot_run_in_float64_is_measured_in_float32() -> None:
         kind, (trace,) = Reference(module, memory_bytes=1 << 40).run((call,), (eager,))
         assert kind == "float32"
         assert trace.leaves["output 0"].dtype == torch.float32
+
+
+class Deep(nn.Module):
+    """Blocks with a table that the head shares, a cache that calls write into, and a part that reaches into another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        self.blocks = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(3))
+        self.scale = nn.Parameter(torch.rand(16))
+        self.head = nn.Linear(16, 50, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("seen", torch.zeros(2, 4, 16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.table(ids)
+        for block in self.blocks:
+            hidden = hidden + block(hidden, hidden, hidden, need_weights=False)[0]
+        self.seen.add_(hidden)
+        return self.head(self.seen * self.scale)
+
+
+def test_a_copy_that_does_not_fit_is_wide_part_by_part_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    module, ids = Deep().bfloat16().eval(), torch.randint(0, 50, (2, 4))
+    call = Call((ids,), {}, (ids,))
+    state = state_of(module)
+    with kept(tuple(state.values())):
+        eager = tuple(run_traced(module, call, state) for _ in range(2))
+    elements = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+    monkeypatch.setattr("aot.qualify.reference.stream", None)
+    whole = Reference(module, memory_bytes=64 * elements).run((call, call), eager)
+    monkeypatch.undo()
+    # Room for every part, and not for all at once.
+    found = Reference(module, memory_bytes=30 * elements).run((call, call), eager)
+    assert whole[0] == found[0] == "float64"
+    for one, other in zip(whole[1], found[1], strict=True):
+        assert one.leaves.keys() == other.leaves.keys() == {"output 0", "buffer seen"}
+        assert all(torch.equal(one.leaves[name], other.leaves[name]) for name in one.leaves)
+    assert {tensor.dtype for tensor in module.parameters()} == {torch.bfloat16}
+    assert float(module.seen.abs().sum()) == 0
+
+
+def test_half_precision_without_room_for_a_wider_copy_says_that_eager_was_the_measure() -> None:
+    module = Deep().bfloat16().eval()
+    ids = torch.randint(0, 50, (2, 4))
+    call = Call((ids,), {}, (ids,))
+    state = state_of(module)
+    with kept(tuple(state.values())):
+        eager = run_traced(module, call, state)
+    assert Reference(module, memory_bytes=1000).run((call,), (eager,)) == ("eager", (eager,))
+
+
+def test_a_part_that_calls_itself_is_narrow_again_only_at_the_end_and_after_errors() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor, again: int = 2) -> Tensor:
+            if again < 0:
+                raise ValueError("no more")
+            return (self(x, again - 1) if again else x) * self.weight
+
+    module = Twice()
+    copied = stream(module, torch.float64, room_bytes=10_000)
+    x = torch.rand(4, dtype=torch.float64)
+    torch.testing.assert_close(copied(x), x * module.weight.detach().double() ** 3, rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="no more"):
+        copied(x, -1)
+    assert copied.weight is module.weight
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5)])
+def test_weights_are_perturbed_some_at_a_time_and_where_they_lie(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot.qualify.weights._AT_ONCE", 4)
+    module = nn.Module()
+    module.plain = nn.Parameter(torch.ones(shape))
+    module.turned = nn.Parameter(torch.ones(shape).t() if len(shape) > 1 else torch.ones(14)[::2])
+    module.masked = nn.Parameter(torch.tensor([-1e30, 0.5, float("-inf")] + [-0.5] * 4))
+    assert perturb(module, seed=1) == 3
+    for tensor in (module.plain, module.turned):
+        numbers = tensor.detach().flatten().tolist()
+        assert len(set(numbers)) == len(numbers)  # no part has another's numbers
+        assert min(numbers) >= 0.9 and max(numbers) <= 1.15
+    marker, number, infinity, *_ = module.masked.tolist()
+    assert (marker, infinity) == (pytest.approx(-1e30), float("-inf")) and number != 0.5
 
 
 def test_a_reference_that_would_not_fit_into_memory_is_not_made() -> None:
