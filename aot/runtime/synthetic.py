@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STEPS = 1 << 16
+_AT_ONCE = 1 << 20  # elements
 
 
 def synthetic_tensor(name: str, shape: Sequence[int], dtype: str, *, seed: int) -> "Tensor":
@@ -27,11 +28,13 @@ def synthetic_tensor(name: str, shape: Sequence[int], dtype: str, *, seed: int) 
 
     number = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
     generator = torch.Generator().manual_seed(number)
-    steps = torch.randint(0, _STEPS, tuple(shape), generator=generator, dtype=torch.int64).double()
-    unit = steps / _STEPS - 0.5
-    if len(shape) < 2:
-        return (1.0 + unit).to(getattr(torch, dtype))
-    return (unit * sqrt(12.0 / max(1, prod(shape[1:])))).to(getattr(torch, dtype))
+    found = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    # Some at a time, the same numbers as at once: integers and float64 of a language model's table are gigabytes.
+    for part in found.view(-1).split(_AT_ONCE):
+        steps = torch.randint(0, _STEPS, (part.numel(),), generator=generator, dtype=torch.int64).double()
+        unit = steps / _STEPS - 0.5
+        part.copy_(1.0 + unit if len(shape) < 2 else unit * sqrt(12.0 / max(1, prod(shape[1:]))))
+    return found
 
 
 def is_synthesized(meta: ConstantMeta) -> bool:

@@ -345,6 +345,14 @@ def test_synthetic_weights_are_the_same_bits_everywhere() -> None:
     assert (found * 65536 / 2).round().int().tolist() == [[12731, 1460, 30853], [-18473, -8288, 1411]]
 
 
+def test_synthetic_weights_are_drawn_some_at_a_time_and_no_part_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = synthetic_tensor("layer.weight", (7, 5), "bfloat16", seed=1)
+    monkeypatch.setattr("aot.runtime.synthetic._AT_ONCE", 4)
+    assert torch.equal(synthetic_tensor("layer.weight", (7, 5), "bfloat16", seed=1), whole)
+    assert synthetic_tensor("empty", (0, 3), "float32", seed=1).shape == (0, 3)
+    assert synthetic_tensor("scale", (), "float32", seed=1).shape == ()
+
+
 def test_synthetic_vectors_can_be_scales_and_variances() -> None:
     found = synthetic_tensor("norm.weight", (1000,), "bfloat16", seed=1)
     assert found.dtype == torch.bfloat16
