@@ -19,7 +19,8 @@ def blob_of(path: Path) -> Blob:
 def blob_in(file: BinaryIO, *, most_bytes: int | None = None) -> Blob:
     """Return digest and size of what is left of `file`; of no more than `most_bytes` and a chunk of it."""
     running, size_bytes = hashlib.sha256(), 0
-    buffer = bytearray(CHUNK_BYTES)
+    # Caches have many small files, and a chunk of zeros takes longer to make than one of these to read.
+    buffer = bytearray(CHUNK_BYTES if most_bytes is None else min(CHUNK_BYTES, most_bytes + 1))
     view = memoryview(buffer)
     while most_bytes is None or size_bytes <= most_bytes:
         if not (count := file.readinto(buffer)):  # type: ignore[attr-defined]

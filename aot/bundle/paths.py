@@ -1,10 +1,12 @@
 """Relative paths from manifests and archives, which other people wrote."""
 
+import re
 from collections.abc import Iterable
 
 PATH_BYTES = 1024
 _PART_BYTES = 255
 _PARTS = 64
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def why_unsafe(path: str) -> str | None:
@@ -20,7 +22,7 @@ def why_unsafe(path: str) -> str | None:
         return "it is empty"
     if len(encoded) > PATH_BYTES:
         return f"it is longer than {PATH_BYTES} bytes"
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
+    if _CONTROL.search(path):
         return "it has a control character"
     if "\\" in path:
         return "it has a backslash"
@@ -32,7 +34,7 @@ def why_unsafe(path: str) -> str | None:
     for part in parts:
         if part in ("", ".", ".."):
             return f"it has the part {part!r}"
-        if len(part.encode()) > _PART_BYTES:
+        if len(encoded) > _PART_BYTES and len(part.encode()) > _PART_BYTES:
             return f"it has a part longer than {_PART_BYTES} bytes"
     return None
 
@@ -47,11 +49,16 @@ def why_unsafe_together(paths: Iterable[str]) -> tuple[str, str] | None:
     for path in paths:
         if (reason := why_unsafe(path)) is not None:
             return path, reason
-        parents = {path[:index] for index, character in enumerate(path) if character == "/"}
         if path in seen:
             return path, "it appears twice"
+        # Of a directory that is known, so are those around it: none of them is a file.
+        parents = set() if path.rpartition("/")[0] in directories else _parents(path)
         if path in directories or parents & seen:
             return path, "a file and a directory have the same name"
         seen.add(path)
         directories |= parents
     return None
+
+
+def _parents(path: str) -> set[str]:
+    return {path[:index] for index, character in enumerate(path) if character == "/"}

@@ -94,11 +94,9 @@ class LocalCache:
             return None
         found = _digest_of(path)
         if found != digest:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
             raise DigestMismatch(
                 f"the cache holds {found} under the name {digest}",
-                hint="it was removed and can be fetched again; if this repeats, check the disk",
+                hint=_after_damage(path),
                 details={"wanted": digest, "found": found},
             )
         return path
@@ -181,6 +179,15 @@ class LocalCache:
 
     def _lock_path(self, digest: Digest) -> Path:
         return self.root / "locks" / digest.hex
+
+
+def _after_damage(path: Path) -> str:
+    """Remove the file, and return what to do next."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return "it cannot be removed: set AOT_CACHE_DIR to a directory that this process may write, and fetch it there"
+    return "it was removed and can be fetched again; if this repeats, check the disk"
 
 
 def _digest_of(path: Path) -> Digest:

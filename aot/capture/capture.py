@@ -99,7 +99,8 @@ def capture(
             f"{command[0]} left nothing in any of the caches {', '.join(root.variable for root in ROOTS)}",
             hint="does it compile anything? a program that sets these variables itself cannot be captured",
         )
-    everything = collect(first, scratch=scratch / "first-entries", as_found=known)
+    unused = None if again else ()  # another run will tell
+    everything = collect(first, scratch=scratch / "first-entries", as_found=known, unused=unused)
     notes = (*listed.left_out, *everything.left_out)
     if not again:
         return _readable(Captured(everything, (cold.seconds, None), None, 0, notes))
@@ -165,7 +166,8 @@ def _again(
     # What the second run compiled is kept beside what it found: a third may find it. Without a watch all is. What it
     # has taken away, or put a link in the place of, is not there to be kept.
     kept = after if opened is None else (used_of(before, opened) | known | (after - before)) & after
-    collected = collect(second, scratch=scratch / "second-entries", only=kept, as_found=before)
+    unused = before - kept if opened is not None else ()
+    collected = collect(second, scratch=scratch / "second-entries", only=kept, as_found=known, unused=unused)
     notes = (*listed.left_out, *collected.left_out)
     return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept), notes)
 

@@ -2,21 +2,20 @@
 
 What Triton writes of a kernel's group names files by absolute paths, and so does vLLM's table of what it has compiled;
 the caches' directory in it becomes a mark, and `aot.capture.restore` puts the new directory in its place. Torch's
-entries of graphs lose what differs each time they are made (`aot.capture.pickled`), and get the name that torch would
-give them then. No other file is changed: torch compares none of these bytes with a hash, but what reads a format that
-we do not know might.
+entries of graphs lose what differs each time they are made (`aot.capture.pickled`) and the kernels that nobody uses, or
+that are entries themselves (`aot.capture.bundled`), and get the name that torch would give them then. No other file is
+changed: torch compares none of these bytes with a hash, but what reads a format that we do not know might.
 
 The command that filled the caches is not trusted by a worker that collects them: nothing is read through a link
 (`aot.capture.plain`), and what is changed gets a new file where the command cannot write.
 """
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from aot.bundle.hashing import blob_in
 from aot.capture.entries import Entry, Kind, kind_of, within_caches
@@ -25,6 +24,10 @@ from aot.capture.pickled import MOST_BYTES, name_of, source_of, stripped
 from aot.capture.plain import open_plain, read_plain
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
+
+if TYPE_CHECKING:
+    from aot.capture.kernels import Kernels
+    from aot.capture.tuners import Chosen
 
 MARK = b"[AOT_CACHES]"
 
@@ -47,40 +50,58 @@ def list_paths(directory: Path) -> frozenset[str]:
 
 
 def collect(
-    directory: Path, *, scratch: Path, only: Collection[str] | None = None, as_found: Collection[str] = ()
+    directory: Path,
+    *,
+    scratch: Path,
+    only: Collection[str] | None = None,
+    as_found: Collection[str] = (),
+    unused: Collection[str] | None = (),
+    beside: Collection[str] = (),
 ) -> Collected:
     """Return the entries below `directory`: all, or `only` those of these paths. Changed ones are written to `scratch`.
 
     Equal graphs are one entry, and programs that torch writes again out of an entry are none. Paths of `as_found`, of
-    what was restored or put together elsewhere, keep their bytes. `scratch` holds nothing that collecting has written
-    before. What may not be read, or is still being written, is left out. Raises OSError where a file is none by now: a
-    link or a pipe has its name.
+    what was restored or put together elsewhere, keep their bytes. Graphs lose the kernels whose files are `unused`, and
+    the files of those that are entries, here or `beside`; with None, before a run can tell, they lose none. `scratch`
+    holds nothing that collecting has written before. What may not be read, or is still being written, is left out.
+    Raises OSError where a file is none by now: a link or a pipe has its name.
     """
+    from aot.capture.bundled import chosen_in  # what only restores has no use for it
+    from aot.capture.kernels import kernels_of
+
     found, kept = list_paths(directory), frozenset(as_found)
     programs = _programs(directory, found)
     entries: dict[str, Entry] = {}
     paths: dict[Digest, Path] = {}
     left_out: list[str] = []
-    for number, path in enumerate(sorted(found if only is None else only)):
+    chosen, kernels = chosen_in(directory, found), None
+    # Graphs last: what is kept of their kernels follows from what is an entry by then.
+    for number, path in enumerate(sorted(found if only is None else only, key=lambda path: (_is_graph(path), path))):
+        if kernels is None and unused is not None and _is_graph(path):
+            kernels = kernels_of((*entries, *beside), unused)
         try:
-            if path not in kept and _is_one_of(programs, directory, path):
-                continue
-            place, name = directory / path, path
-            if (changed := _changed(directory, path, as_found=path in kept)) is not None:
-                place, name = scratch / f"{number}.entry", changed[0]
-                blob: Blob | None = _write(place, changed[1])
-            else:
-                with open_plain(directory, path) as file:
-                    blob = _settled(file)
+            changed = _changed(directory, path, path in kept, chosen, kernels)
+            name, place, blob = _taken(directory, path, changed, scratch / f"{number}.entry")
         except PermissionError:
             left_out.append(f"{path}: it may not be read")
             continue
         if blob is None:
             left_out.append(f"{path}: it is still being written")
             continue
+        if path not in kept and blob.digest in programs and kind_of(path) is Kind.CODE and path.endswith(".py"):
+            continue
         entries[name] = Entry(kind_of(name), name, blob.digest, blob.size_bytes)
         paths[blob.digest] = place
     return Collected(tuple(entries[path] for path in sorted(entries)), paths, tuple(left_out))
+
+
+def _taken(
+    directory: Path, path: str, changed: tuple[str, bytes] | None, scratch: Path
+) -> tuple[str, Path, Blob | None]:
+    if changed is not None:
+        return changed[0], scratch, _write(scratch, changed[1])
+    with open_plain(directory, path) as file:
+        return path, directory / path, _settled(file)
 
 
 def _settled(file: BinaryIO) -> Blob | None:
@@ -92,32 +113,34 @@ def _settled(file: BinaryIO) -> Blob | None:
     return None if changed or blob.size_bytes != before.st_size else blob
 
 
-def _programs(directory: Path, found: Collection[str]) -> frozenset[bytes]:
+def _programs(directory: Path, found: Collection[str]) -> frozenset[Digest]:
     """Return the digests of the generated programs that entries of graphs have in them."""
     digests = set()
     for path in found:
         if kind_of(path) is Kind.FXGRAPH:
             with contextlib.suppress(PermissionError):
                 if (source := source_of(_start_of(directory, path))) is not None:
-                    digests.add(hashlib.sha256(source.encode()).digest())
+                    digests.add(Digest.of(source.encode()))
     return frozenset(digests)
 
 
-def _is_one_of(programs: frozenset[bytes], directory: Path, path: str) -> bool:
-    if kind_of(path) is not Kind.CODE or not path.endswith(".py"):
-        return False
-    return hashlib.sha256(_start_of(directory, path)).digest() in programs
+def _is_graph(path: str) -> bool:
+    return kind_of(path) in (Kind.FXGRAPH, Kind.AOT_AUTOGRAD)
 
 
-def _changed(directory: Path, path: str, *, as_found: bool) -> tuple[str, bytes] | None:
+def _changed(
+    directory: Path, path: str, as_found: bool, chosen: "Chosen", kernels: "Kernels | None"
+) -> tuple[str, bytes] | None:
     """Return path and bytes of the entry without this machine's places, or what differs each time; None as it is."""
     if names_places(path):
         table = _start_of(directory, path)
         return (path, table.replace(str(directory).encode(), MARK)) if len(table) <= MOST_BYTES else None
-    if as_found or kind_of(path) not in (Kind.FXGRAPH, Kind.AOT_AUTOGRAD):
+    if as_found or not _is_graph(path):
         return None
+    from aot.capture.bundled import slimmed
+
     before = _start_of(directory, path)
-    after = stripped(before)
+    after = slimmed(stripped(before), path, chosen=chosen, kernels=kernels)
     return None if after == before else (f"{path.rpartition('/')[0]}/{name_of(after)}", after)
 
 
@@ -139,13 +162,22 @@ def repeats(directory: Path, new: Collection[str], known: Collection[str]) -> fr
     A program that loads saved artifacts writes what is in them beside what was restored: nothing was compiled.
     """
     found = set()
-    for path in new:
-        if kind_of(path) in (Kind.FXGRAPH, Kind.AOT_AUTOGRAD):
-            with contextlib.suppress(OSError):
-                name = name_of(stripped(_start_of(directory, path)))
-                if f"{path.rpartition('/')[0]}/{name}" in known:
-                    found.add(path)
+    for path in filter(_is_graph, new):
+        with contextlib.suppress(OSError):
+            content = stripped(_start_of(directory, path))
+            parent = path.rpartition("/")[0]
+            if f"{parent}/{name_of(content)}" in known or _is_but_for_kernels(content, directory, parent, known):
+                found.add(path)
     return frozenset(found)
+
+
+def _is_but_for_kernels(content: bytes, directory: Path, parent: str, known: Collection[str]) -> bool:
+    """Whether a known entry of the same graph differs in its kernels alone: a bundle has fewer of these than torch."""
+    from aot.capture.bundled import without_kernels
+
+    paths = [path for name in os.listdir(directory / parent) if (path := f"{parent}/{name}") in known]
+    wanted = without_kernels(content) if paths else b""
+    return any(without_kernels(stripped(_start_of(directory, path))) == wanted for path in paths)
 
 
 def names_places(path: str) -> bool:

@@ -13,7 +13,10 @@ import msgspec
 
 from aot.bundle import write_bundle
 from aot.bundle.assemble import assemble
-from aot.capture.collect import Collected, collect, list_paths
+from aot.capture.bundled import refilled
+from aot.capture.collect import MARK, Collected, collect, list_paths
+from aot.capture.entries import Kind, kind_of
+from aot.capture.kernels import Kernels, kernels_of
 from aot.capture.megacache import Saved, SavedKind, entry_at, join, place_of, split
 from aot.capture.pins import TAG, key_tag
 from aot.capture.record import COLD, artifact_of, capture_recipe, command_source
@@ -96,18 +99,22 @@ def import_saved(
 def export_saved(artifacts: Sequence[Artifact], read: Callable[[File], bytes]) -> Exported:
     """Return what torch can load of these artifacts; `read` gives a file's verified bytes.
 
+    Graphs get the files of their kernels back into them, which a capture keeps beside them.
     Raises InvalidInput where there is no compiled graph among them, MalformedDocument for a path that no cache has.
     """
     entries: list[Saved] = []
     left_out: list[str] = []
     for artifact in artifacts:
-        for file in artifact.files if artifact.route is Route.CACHE else ():
-            key = artifact.facts.get(f"{CODE_STATE}{file.path}", "")
-            entry = entry_at(file.path.removeprefix(ROOT), read(file), code_state_key=key) if _is_ours(file) else None
-            if entry is None:
-                left_out.append(file.path)
-            else:
+        files = {file.path: file for file in artifact.files if artifact.route is Route.CACHE}
+        kernels, within = kernels_of(files, ()), set[str]()
+        for path in filter(_is_ours, files):
+            content, used = _filled(path, files, kernels, read)
+            key = artifact.facts.get(f"{CODE_STATE}{path}", "")
+            entry = entry_at(path.removeprefix(ROOT), content, code_state_key=key)
+            if entry is not None:
                 entries.append(entry)
+                within |= {path, *used}
+        left_out.extend(path for path in files if path not in within)
     if all(entry.kind is not SavedKind.INDUCTOR for entry in entries):
         raise InvalidInput(
             "the bundle holds no entry of Inductor's cache", hint="export a bundle of `aot capture` or `aot import`"
@@ -144,5 +151,15 @@ def _keys(saved: Sequence[Saved]) -> dict[str, str]:
     return {f"{CODE_STATE}{ROOT}{place_of(entry)}": entry.key for entry in saved if entry.kind is SavedKind.PGO}
 
 
-def _is_ours(file: File) -> bool:
-    return file.path.startswith(ROOT)
+def _filled(
+    path: str, files: Mapping[str, File], kernels: Kernels, read: Callable[[File], bytes]
+) -> tuple[bytes, frozenset[str]]:
+    """Return the content of an entry as torch has it, and the other files that are in it."""
+    content = read(files[path])
+    if kind_of(path) not in (Kind.FXGRAPH, Kind.AOT_AUTOGRAD):
+        return content, frozenset()
+    return refilled(content, path, kernels=kernels, read_file=lambda place: read(files[place]), mark=MARK)
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(ROOT)

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,11 @@ _NAMES = frozenset(root.name for root in ROOTS)
 _CLOSED = "it may not be read"
 
 
+class _Seen(Enum):
+    FILE = auto()
+    DIRECTORY = auto()
+
+
 @dataclass(frozen=True)
 class Listing:
     """`left_out` has a line for each file or directory that cannot be kept; `is_cut`: there are more than were seen."""
@@ -49,13 +55,13 @@ def list_caches(directory: Path) -> Listing:
     Raises OSError for what goes on failing.
     """
     found, left_out, seen = set(), [], 0
-    for path, place in _walk(directory):
+    for path, kind in _walk(directory):
         seen += 1
         if seen > MOST_FILES:
             return Listing(frozenset(found), tuple(left_out), is_cut=True)
-        if place is None or path.partition("/")[0] not in _NAMES or is_litter(path):
+        if kind is _Seen.DIRECTORY or path.partition("/")[0] not in _NAMES or is_litter(path):
             continue
-        reason = place if isinstance(place, str) else why_unsafe(path) or _why_unkept(place)
+        reason = why_unsafe(path) or _why_unkept(f"{directory}/{path}") if kind is _Seen.FILE else kind
         if reason is None:
             found.add(path)
         elif reason:
@@ -76,8 +82,8 @@ def directories_of(directory: Path) -> Iterator[tuple[str, Path]]:
                 waiting.append((below, place / name))
 
 
-def _walk(directory: Path) -> Iterator[tuple[str, Path | str | None]]:
-    """Yield every file with its relative path; with None a directory, and with the reason one not gone into."""
+def _walk(directory: Path) -> Iterator[tuple[str, "_Seen | str"]]:
+    """Yield every file and directory with its relative path; with the reason a directory that is not gone into."""
     waiting = [("", directory)]
     while waiting:
         path, place = waiting.pop()
@@ -88,11 +94,11 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path | str | None]]:
         for name, is_directory in listed:
             below = f"{path}/{name}" if path else name
             if not is_directory:
-                yield below, place / name
+                yield below, _Seen.FILE
             elif (reason := why_unsafe(below)) is not None:
                 yield below, reason
             else:
-                yield below, None
+                yield below, _Seen.DIRECTORY
                 waiting.append((below, place / name))
 
 
@@ -111,10 +117,10 @@ def _read(place: Path, most: int | None) -> list[tuple[str, bool]]:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, most)]
 
 
-def _why_unkept(place: Path) -> str | None:
+def _why_unkept(place: str) -> str | None:
     """Return why a file cannot be an entry; nothing where that need not be told; None where it can."""
     try:
-        found = place.lstat()
+        found = os.lstat(place)
     except PermissionError:  # its directory may be listed, and not gone into
         return _CLOSED
     except OSError:

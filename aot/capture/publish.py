@@ -113,7 +113,8 @@ def stage_union(making: Making, prepared: "Prepared", new_paths: frozenset[str],
     is_same = found_in == directory
     places = {path for path in restored if path in there and names_places(path) and is_same}
     tables = {path for path in restored if form_of(path) and path in (there if is_same else list_paths(found_in))}
-    new = collect(found_in, scratch=making.scratch / "new", only=(new_paths - restored.keys()) | tables | places)
+    only = (new_paths - restored.keys()) | tables | places
+    new = collect(found_in, scratch=making.scratch / "new", only=only, beside=restored.keys())
     parts = ((prepared.artifact.files, prepared.blobs), ([entry.as_file() for entry in new.entries], new.paths))
     joined = join_tables(parts, scratch=making.scratch / "tables")
     dropped = not_joined(path for path in unjoined(parts, joined) if path not in places)

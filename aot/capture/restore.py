@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aot.bundle.paths import why_unsafe_together
+from aot.cache.faults import NOEXEC_HINT, is_noexec
 from aot.cache.locks import locked, locked_directory
 from aot.cache.renames import rename_into, unless_stale
 from aot.capture.collect import MARK, names_places
@@ -46,9 +47,15 @@ def restore(entries: Sequence[Entry], blobs: Mapping[Digest, Path], *, into: Pat
     Each has the bytes of its digest, but for two: an entry that names places has `into` where the mark is, and a table
     (`aot.capture.tables`) that is there keeps the rows that earlier runs on this node have added, joined with its own.
     Safe to call from many processes at once. Raises MalformedDocument for a path that leaves its cache, DigestMismatch
-    for a blob that is not what it is called, LocalStorageFull, InvalidConfig for a directory that cannot be written.
+    for a blob that is not what it is called, LocalStorageFull, InvalidConfig for a directory that cannot be written, or
+    from which no shared object among the entries could be loaded: torch would find it, and fail.
     """
     check_paths([entry.path for entry in entries])
+    if is_noexec(into) and any(entry.path.endswith(".so") for entry in entries):
+        raise InvalidConfig(
+            f"{into} is on a file system mounted noexec: no shared object can be loaded from it",
+            hint=f"{NOEXEC_HINT}; where a command is captured, TMPDIR",
+        )
     try:
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The lock saves work: without one each file still appears whole, several times.
@@ -142,15 +149,23 @@ def _holds(target: Path, content: bytes) -> bool:
 @contextlib.contextmanager
 def _appearing(target: Path, *, is_whole: Callable[[], bool]) -> Iterator[BinaryIO]:
     """A new file that gets its name when the block ends well, and is gone where it does not."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".aot-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as file:
+        with _created(temporary) as file:
             yield file
         rename_into(temporary, target, is_whole=is_whole)
-    finally:
+    except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise
+
+
+def _created(place: Path) -> BinaryIO:
+    try:
+        return place.open("xb")
+    except FileNotFoundError:  # the first file of its directory
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place.open("xb")
 
 
 def _require(found: str, entry: Entry) -> None:
