@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table_caches import missed_caches, render_caches
+from benchmarks.table_wanted import never_begun
 
 STARTS = ("ours", "package", "warm", "mega-cache", "aot-compile", "jit", "jit-default")
 # Wanted of a card: how it is called, the bound, and whether the figure must lie below or above it.
@@ -49,7 +50,7 @@ def render(report: Mapping[str, Any], mode: str) -> list[str]:
     lines = [f"Mode `{mode}`; {', '.join(where)}.", "", *_starts(rows), "", *_steady(rows), "", *_sizes(rows)]
     lines += ["", *caches] if (caches := list(render_caches(rows))) else []
     lines += ["", *_regions(report), *_second_builds(report, mode)]
-    found = list(missed(report, mode))
+    found = [*missed(report, mode), *never_begun(report, mode)]
     lines += ["", "Missed:" if found else "Missed: nothing.", *([""] if found else []), *(f"* {one}" for one in found)]
     return lines
 
@@ -224,7 +225,9 @@ def _p50(of_model: Mapping[str, Mapping[str, Any]], row: str, batch: int) -> flo
 
 
 def _bytes(of_model: Mapping[str, Mapping[str, Any]], row: str) -> int | None:
-    return of_model.get(row, {}).get("bytes")
+    """What a row ships; Mega-Cache's blob may have been written beside captured caches instead."""
+    beside = of_model.get("captured", {}).get("mega_cache_bytes") if row == "mega-cache" else None
+    return of_model.get(row, {}).get("bytes") or beside
 
 
 def _over(one: float | None, other: float | None) -> float | None:

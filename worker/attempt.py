@@ -15,7 +15,6 @@ from aot.errors import (
     AotError,
     BuildFinished,
     Forbidden,
-    InvalidInput,
     LeaseLost,
     NotARegistry,
     NotFound,
@@ -39,7 +38,7 @@ MESSAGE_CHARACTERS, ERROR_BYTES = 4000, 1 << 20
 # How long an answer to a renewal is waited for at most; a shorter lease waits less.
 QUICK_SECONDS = 10.0
 # How long the end of an attempt waits for a registry that restarts, as long as the lease lives.
-PATIENCE_SECONDS, PAUSE_SECONDS = 600.0, 0.5
+PATIENCE_SECONDS, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600.0, 0.5, 10.0
 # A process that was told to end has ten seconds before most supervisors kill it.
 PARTING_SECONDS = 4.0
 SHUTTING_DOWN = "the worker is shutting down"
@@ -139,19 +138,24 @@ class Attempt:
         with contextlib.suppress(*AWAY):
             self.tell()
 
-    def patiently(self, call: Callable[[], T], *, seconds: float = PATIENCE_SECONDS) -> T:
+    def patiently(self, call: Callable[[], T], *, seconds: float | None = None) -> T:
         """Return what `call` returns, called again while the registry is away and the lease lives, so long at most.
 
-        Hours of work must not be lost because the registry restarts. `call` must be safe to repeat.
+        Hours of work must not be lost because the registry restarts. `call` must be safe to repeat. `seconds` left out:
+        PATIENCE_SECONDS.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
+        pause = PAUSE_SECONDS
         while True:
             try:
                 return call()
             except AWAY:
                 if self.should_stop() or time.monotonic() > deadline:
                     raise
-            time.sleep(PAUSE_SECONDS)
+            again = time.monotonic() + pause
+            while time.monotonic() < again and not self.should_stop():
+                time.sleep(min(pause, PAUSE_SECONDS))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def fail(self, error: AotError) -> bool:
         """End the build with `error`. False where the registry did not take it: then the lease decides."""
@@ -164,7 +168,7 @@ class Attempt:
             return False
         return True
 
-    def release(self, reason: str, *, damaged: tuple[Digest, ...] = ()) -> bool:
+    def release(self, reason: str, *, damaged: tuple[Digest, ...] = (), host_fault: bool = False) -> bool:
         """Give the build back. False where the registry did not take it: then the lease runs out by itself."""
         client = self.client
         if self._stopping.is_set():
@@ -172,18 +176,9 @@ class Attempt:
         else:
             with contextlib.suppress(AotError):
                 self.tell()
-        reason = plain(reason, 1000)
-
-        def give_back() -> None:
-            try:
-                client.release(self.claim.build, reason=reason, damaged=damaged)
-            except InvalidInput:
-                if not damaged:
-                    raise
-                client.release(self.claim.build, reason=reason)  # an older registry, which is not told
-
+        account: dict[str, Any] = {"reason": plain(reason, 1000), "damaged": damaged, "host_fault": host_fault}
         try:
-            self.patiently(give_back, seconds=PARTING_SECONDS)
+            self.patiently(lambda: client.release(self.claim.build, **account), seconds=PARTING_SECONDS)
         except AotError as refused:
             log.warning("release-not-told build=%s error=%s", self.claim.build, refused.message)
             return False

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from aot.bundle import blob_of
 from aot.client import RegistryClient
 from aot.compile.tuned import TuningStore
 from aot.errors import (
@@ -27,6 +28,7 @@ from aot.errors import (
     CompileStopped,
     DigestMismatch,
     Forbidden,
+    InvalidSource,
     LeaseLost,
     LocalStorageFull,
     SizeMismatch,
@@ -45,9 +47,8 @@ from worker.attempt import AWAY, SHUTTING_DOWN, Attempt
 from worker.scratch import scratch_directory
 
 log = logging.getLogger("worker")
-# A full disk or a bad read is not the build's fault, and another worker may do better; but not for ever.
+# A full disk is not the build's fault, and another worker may do better; but not for ever.
 MOST_HOST_FAULTS = 5
-MOST_UPLOADS = 3
 MOST_JOINS = 10
 
 
@@ -153,25 +154,37 @@ def _carry_through(attempt: Attempt, bench: Bench) -> None:
 
 
 def _publish(attempt: Attempt, staged: Staged) -> None:
-    """Upload and publish. Bytes that were damaged on their way are sent again: an hour's build hangs on them."""
-    for left in reversed(range(MOST_UPLOADS)):
-        try:
-            publish_bundle(
-                attempt.client,
-                staged,
-                build=attempt.claim.build,
-                with_measurements=attempt.claim.keeps_measurements,
-                on_event=attempt.on_event,
-                should_stop=attempt.should_stop,
-            )
-            return
-        except (BlobMissing, DigestMismatch, SizeMismatch) as error:
-            if not left:
-                raise
-            log.warning("upload-again build=%s error=%s", attempt.claim.build, error.message)
-        except BlobNotFound as error:
-            # Of a link to put: a proxy's page, or parts that were given up meanwhile. There will be new links.
-            raise StorageUnavailable(error.message, hint=error.hint) from error
+    """Upload and publish. Raises StorageUnavailable for what did not arrive as it was sent, and is to be sent again.
+
+    An hour's build hangs on it: the way or the store is at fault then, and neither the build nor this host. Raises
+    OSError where the file itself is not what it was.
+    """
+    try:
+        publish_bundle(
+            attempt.client,
+            staged,
+            build=attempt.claim.build,
+            with_measurements=attempt.claim.keeps_measurements,
+            on_event=attempt.on_event,
+            should_stop=attempt.should_stop,
+        )
+    except (BlobMissing, DigestMismatch, SizeMismatch, InvalidSource) as error:
+        _require_whole(staged)
+        log.warning("upload-again build=%s error=%s", attempt.claim.build, error.message)
+        raise StorageUnavailable(
+            f"an upload did not arrive as it was sent: {error.message}", hint=error.hint
+        ) from error
+    except (BlobNotFound, Forbidden) as error:
+        # Of a link to put: a proxy's page, or parts that were given up meanwhile; or it has expired, as it soon does
+        # where the clocks of registry and store differ. There will be new links.
+        raise StorageUnavailable(error.message, hint=error.hint) from error
+
+
+def _require_whole(staged: Staged) -> None:
+    """Raises OSError where this disk has lost or changed a file of the bundle."""
+    for digest, path in staged.paths.items():
+        if blob_of(path).digest != digest:
+            raise OSError(errno.EIO, f"{path.name} of the bundle is not what was written")
 
 
 def _join_again(attempt: Attempt, staged: Staged, scratch: Path) -> Staged:
@@ -244,18 +257,23 @@ def _refuse_untrusted(claim: Claim, bench: Bench) -> None:
 
 
 def _after_host_fault(attempt: Attempt, error: Exception) -> Ended:
+    """Give the build back, unless hosts have failed under it too often: then it may be what fills or breaks them."""
+    claim = attempt.claim
     reason = f"the worker's disk, memory or network failed: {error or type(error).__name__}"
-    log.error("host-fault build=%s error=%s", attempt.claim.build, reason)
-    if attempt.claim.attempt < MOST_HOST_FAULTS:
-        return _release(attempt, reason)
-    hint = f"this was attempt {attempt.claim.attempt}; see the workers' disks, and try `python -m registry fsck`"
+    log.error("host-fault build=%s error=%s", claim.build, reason)
+    # An older registry counts attempts alone, whatever ended them.
+    before = claim.attempt - 1 if claim.host_faults is None else claim.host_faults
+    if before + 1 < MOST_HOST_FAULTS:
+        return _release(attempt, reason, host_fault=True)
+    hint = f"hosts failed in {before + 1} attempts at it; see the workers' disks, then `aot retry` it"
     return _fail(attempt, AotError(reason, hint=hint))
 
 
 def _after_bad_transfer(attempt: Attempt, error: BadTransfer) -> Ended:
-    """As after a fault of the host; but a pushed bundle is not refused for it: its uploader has done nothing wrong."""
-    if attempt.claim.requalify is None and attempt.claim.attempt >= MOST_HOST_FAULTS:
-        return _after_host_fault(attempt, error)
+    """Give the build back, however often: neither the build nor who sent its bytes has done anything wrong.
+
+    The registry looks at what came damaged; what is wrong in the store is waited for.
+    """
     reason = f"what it has to read came damaged or not at all: {error.strerror}"
     log.error("bad-transfer build=%s error=%s", attempt.claim.build, reason)
     return _release(attempt, reason, damaged=error.damaged)
@@ -265,5 +283,5 @@ def _fail(attempt: Attempt, error: AotError) -> Ended:
     return Ended.FAILED if attempt.fail(error) else Ended.STOPPED
 
 
-def _release(attempt: Attempt, reason: str, *, damaged: tuple[Digest, ...] = ()) -> Ended:
-    return Ended.RELEASED if attempt.release(reason, damaged=damaged) else Ended.STOPPED
+def _release(attempt: Attempt, reason: str, *, damaged: tuple[Digest, ...] = (), host_fault: bool = False) -> Ended:
+    return Ended.RELEASED if attempt.release(reason, damaged=damaged, host_fault=host_fault) else Ended.STOPPED

@@ -48,7 +48,7 @@ ROOTS: tuple[CacheRoot, ...] = (
         "TRITON_CACHE_DIR",
         "<key>/<kernel>.{ttir,llir,ptx,cubin,json}, <key>/__grp__<kernel>.json",
         "Triton's sources, the kernel's, the backend with its target, options",
-        Evidence.FILES,
+        Evidence.USED,  # on cards: tests/gpu/test_capture_cuda.py
     ),
     # CUDA C++ programming guide, environment variables: PTX that the driver compiled.
     CacheRoot(

@@ -64,18 +64,28 @@ def lines_of(prepared: Prepared, run: Run, environ: Mapping[str, str]) -> list[s
     if run.account is None:
         return []
     lines = [run.account.line()]
-    if run.account.unused:
-        assert prepared.artifact is not None or prepared.bundle is None
-        lines.append(f"WARNING: {run.account.restored} graphs were restored, and none of them was used")
-        changed = differences(prepared.artifact, prepared.environment, environ) if prepared.artifact else ()
-        lines += [f"  {change}" for change in changed] or [
-            "  nothing differs of what was recorded: the program's code, its shapes or its options must"
-        ]
+    if unused := why_unused(prepared, run, environ):
+        lines += [f"WARNING: {unused[0]}", *(f"  {reason}" for reason in unused[1:])]
     return lines
 
 
-def receipt_of(prepared: Prepared, run: Run) -> Receipt:
-    """Return the receipt: COMPILED for a run on the bundle alone, PARTLY for one that compiled too, else EAGER."""
+def why_unused(prepared: Prepared, run: Run, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Say that what was restored was not used, then which factors of the capture differ; empty where it was used."""
+    if run.account is None or not run.account.unused:
+        return ()
+    assert prepared.artifact is not None or prepared.bundle is None
+    changed = differences(prepared.artifact, prepared.environment, environ) if prepared.artifact else ()
+    return (
+        f"{run.account.restored} graphs were restored, and none of them was used",
+        *(changed or ("nothing differs of what was recorded: the program's code, its shapes or its options must",)),
+    )
+
+
+def receipt_of(prepared: Prepared, run: Run, environ: Mapping[str, str]) -> Receipt:
+    """Return the receipt: COMPILED for a run on the bundle alone, PARTLY for one that compiled too, else EAGER.
+
+    Its reasons say why nothing was restored, or why what was restored was not used.
+    """
     counted = run.account
     if counted is None or prepared.bundle is None or not counted.found:
         outcome = Outcome.EAGER
@@ -86,7 +96,7 @@ def receipt_of(prepared: Prepared, run: Run) -> Receipt:
         bundle=prepared.bundle,
         environment=prepared.environment,
         outcome=outcome,
-        reasons=prepared.reasons[:MOST_REASONS],
+        reasons=(*why_unused(prepared, run, environ), *prepared.reasons)[:MOST_REASONS],
         counters=dict(counted.counters) if counted else {},
         stale_tag=prepared.stale,
         load_seconds=counted.seconds if counted else 0.0,

@@ -99,7 +99,7 @@ def _account_at_exit(prepared: Prepared, config: Config, environ: dict[str, str]
         client = open_registry(config)
         if client is not None and config.receipts:
             try:
-                client.send_receipt(receipt_of(prepared, run))
+                client.send_receipt(receipt_of(prepared, run, environ))
             except AotError as error:
                 log.info("receipt not sent: %s", error.message)
 

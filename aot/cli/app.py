@@ -12,7 +12,7 @@ from aot.cli.explain_commands import add_verdicts
 from aot.cli.kernel_commands import add_kernels
 from aot.cli.kernel_search import add_kernel_search
 from aot.cli.megacache_commands import add_megacache
-from aot.cli.options import After, AsBundle, Guards, HostOption, Json, Limit, LockOption, Tags, Weights
+from aot.cli.options import After, AsBundle, Guards, HostOption, Json, Limit, LockOption, StateOption, Tags, Weights
 
 Directory = Annotated[Path, typer.Argument(help="A bundle's directory.")]
 
@@ -29,6 +29,7 @@ def create_app() -> typer.Typer:
     )
     for add in (
         _add_service,
+        _add_admin,
         add_builds,
         add_kernels,
         add_bytecode,
@@ -74,11 +75,23 @@ def _add_service(app: typer.Typer) -> None:
         emit({"version": __version__}, [__version__], as_json=json)
 
 
+def _add_admin(app: typer.Typer) -> None:
+    # Everything behind it is the other command's, its --help as well.
+    @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    def admin(context: typer.Context) -> None:
+        """Keep a registry's house where it runs: check, sweep, retain, fsck, reindex, migrate, keys, token, serve."""
+        from aot.cli.admin import become
+        from aot.config import whole_environ
+
+        become(context.args, whole_environ())
+
+
 def _add_bundles(app: typer.Typer) -> None:
     @app.command(name="ls")
     def list_(
         name: Annotated[str | None, typer.Argument(help="[namespace/]name[:tag] to narrow to.")] = None,
         builds: Annotated[bool, typer.Option("--builds", help="List builds instead of bundles.")] = False,
+        state: StateOption = None,
         guard: Guards = [],  # noqa: B006
         limit: Limit = None,
         after: After = None,
@@ -92,10 +105,13 @@ def _add_bundles(app: typer.Typer) -> None:
 
         if builds and guard:
             raise InvalidInput("--guard narrows bundles, and --builds lists builds", hint="leave one of them out")
+        if state and not builds:
+            raise InvalidInput("--state narrows builds, and bundles are listed", hint="add --builds")
         client, narrowed = of_builds.connected(), of_bundles.narrow(name)
         if builds:
             narrowed.pop("tag", None)
-            listing = client.list_builds(**narrowed, limit=limit, after=after)
+            chosen = of_builds.parse_state(state)
+            listing = client.list_builds(**narrowed, state=chosen, limit=limit, after=after)
             emit(listing, of_builds.list_lines(listing.builds), as_json=json)
         else:
             listing = client.search(**narrowed, guards=tuple(guard), limit=limit, after=after)

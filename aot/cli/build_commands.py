@@ -229,7 +229,10 @@ def ensure(
     here: Annotated[bool, typer.Option("--here", help="Build what is missing on this machine.")] = False,
     json: Json = False,
 ) -> int:
-    """The CI step: every model of a project has a proven bundle, and a lock pins them."""
+    """The CI step: every model of a project has a proven bundle, and a lock pins them.
+
+    One line for each target, as soon as it is known how it ends; with --json each is a document of its own.
+    """
     from aot.cli.context import read_config
     from aot.cli.ensure import ensure as run
 

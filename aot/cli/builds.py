@@ -17,10 +17,12 @@ from aot.recipes import check_recipe
 from aot.schema.names import Reference, Tag
 from aot.schema.recipe import Recipe
 from aot.schema.spec import Limits, Spec
+from aot.schema.state import BuildState
 from aot.schema.wire.builds import BuildView, SubmitReply
 from aot.source import find_commit
 
 LOG_LINES = 200
+WHY_CHARACTERS = 120  # of why a build failed, in a list
 DEFAULT_LIMITS = Limits()
 
 
@@ -188,6 +190,15 @@ def show_lines(view: BuildView) -> list[str]:
     return lines
 
 
+def parse_state(text: str | None) -> BuildState | None:
+    """Raises InvalidInput for what is no state of a build."""
+    if text is None:
+        return None
+    if text not in tuple(BuildState):
+        raise InvalidInput(f"no build is ever {text!r}", hint=f"--state {', '.join(BuildState)}")
+    return BuildState(text)
+
+
 def list_lines(builds: Sequence[BuildView]) -> list[str]:
     rows = [
         (
@@ -197,11 +208,11 @@ def list_lines(builds: Sequence[BuildView]) -> list[str]:
             weights_word(frozen=view.frozen),
             view.state,
             "" if view.state.finished else view.phase or "",
-            view.waiting,
+            f"{view.error.code}: {view.error.message}"[:WHY_CHARACTERS] if view.error else view.waiting,
         )
         for view in builds
     ]
-    return table(("build", "model", "profile", "weights", "state", "phase", "waiting"), rows)
+    return table(("build", "model", "profile", "weights", "state", "phase", "why"), rows)
 
 
 def connected() -> RegistryClient:

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from aot.cli.output import size, table, weights_word
-from aot.cli.tuning import tuning_lines
+from aot.cli.tuning import clock_lines, clock_words, tuning_lines, tuning_records
 from aot.client import RegistryClient
-from aot.errors import BuildNotFound, InvalidInput
+from aot.errors import BuildNotFound, InvalidInput, NotFound
 from aot.schema.artifact import Artifact, Speed
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, decode_manifest
@@ -44,7 +46,7 @@ def parse_tagged(text: str) -> Reference:
 
 def find_build(client: RegistryClient, what: str) -> BuildView | None:
     """The build of that id, or None: then `what` is a bundle, or names one."""
-    if any(sign in what for sign in ":/@"):
+    if not _may_be_a_build(what):
         return None
     try:
         return client.get_build(what)
@@ -55,13 +57,50 @@ def find_build(client: RegistryClient, what: str) -> BuildView | None:
 def show(client: RegistryClient, what: str, *, kernels: bool = False) -> tuple[Any, list[str]]:
     """The live bundles of a reference with their proof; of a bundle that is not live, its state and why."""
     if not what.startswith("sha256:"):
-        signed = client.resolve(Reference.parse(what))
-        return signed, show_lines(signed, kernels=kernels)
+        signed = _resolve(client, what)
+        return _shown(signed, kernels=kernels), show_lines(signed, kernels=kernels)
     view = client.get_bundle(Digest.parse(what))
     if view.state is not BundleState.LIVE:
         return view, view_lines(view)
     signed = client.resolve(Reference(f"{view.namespace}/{view.name}@{view.digest}"))
-    return signed, show_lines(signed, kernels=kernels)
+    return _shown(signed, kernels=kernels), show_lines(signed, kernels=kernels)
+
+
+class TunedManifest(SignedManifest, kw_only=True):
+    """A bundle with what tuning chose for the kernels of each of its artifacts, and what follows from it."""
+
+    tuning: tuple[list[dict[str, Any]], ...]
+
+
+def _shown(signed: tuple[SignedManifest, ...], *, kernels: bool) -> tuple[SignedManifest, ...]:
+    """What `--json` has."""
+    if not kernels:
+        return signed
+    return tuple(
+        TunedManifest(
+            **structs.asdict(one),
+            tuning=tuple(map(tuning_records, decode_manifest(one.manifest.encode()).artifacts)),
+        )
+        for one in signed
+    )
+
+
+def _resolve(client: RegistryClient, what: str) -> tuple[SignedManifest, ...]:
+    """Raises NotFound: of what may be a build as well, it says that there is none of these either."""
+    reference = Reference.parse(what)
+    try:
+        return client.resolve(reference)
+    except NotFound as error:
+        if not _may_be_a_build(what):
+            raise
+        raise type(error)(
+            f"there is no build {what}, and no bundle {reference}",
+            hint="`aot ls --builds` lists builds, `aot ls` bundles; it may lie in a namespace you cannot see",
+        ) from error
+
+
+def _may_be_a_build(what: str) -> bool:
+    return not any(sign in what for sign in ":/@")
 
 
 def view_lines(view: BundleView) -> list[str]:
@@ -98,7 +137,10 @@ def show_lines(signed: Sequence[SignedManifest], *, kernels: bool = False) -> li
         manifest = decode_manifest(one.manifest.encode())
         lines += [*([""] if lines else []), *manifest_lines(manifest, one.digest)]
         if kernels:
-            lines += [line for artifact in manifest.artifacts for line in tuning_lines(artifact)]
+            for artifact in manifest.artifacts:
+                lines += [*tuning_lines(artifact), *clock_lines(artifact)]
+            if (clocks := manifest.compile_report.clocks) is not None:
+                lines.append(f"  clocks when the compile had ended: {clock_words(clocks)}")
         lines += [f"tags       {', '.join(one.tags)}"] if one.tags else []
         lines.append(f"signed by  {signers(one.envelope)} (not verified here)")
     return lines
@@ -176,8 +218,11 @@ def throughput_words(speed: Speed) -> str:
 
 
 def graphs_words(speed: Speed) -> str:
-    """What a call takes as a CUDA graph, where that was measured."""
-    return f", as a CUDA graph {speed.graphs.p50_us:.0f} us" if speed.graphs is not None else ""
+    """What a call takes as a CUDA graph, where that was measured, and what the card held for graphs by then."""
+    if speed.graphs is None:
+        return ""
+    held = f" ({size(speed.graph_memory_bytes)} held)" if speed.graph_memory_bytes else ""
+    return f", as a CUDA graph {speed.graphs.p50_us:.0f} us{held}"
 
 
 def artifact_lines(artifact: Artifact) -> list[str]:

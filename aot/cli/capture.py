@@ -1,6 +1,6 @@
 """What `aot capture` and `aot run` do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,16 +159,16 @@ def run_command_on(
         say(f"aot: {line}")
     if back is not None:
         back.at_exit(ran.new)
-    _send_receipt(prepared, ran, config)
+    _send_receipt(prepared, ran, config, environ)
     return ran.code
 
 
-def _send_receipt(prepared: Prepared, ran: Run, config: Config) -> None:
+def _send_receipt(prepared: Prepared, ran: Run, config: Config, environ: Mapping[str, str]) -> None:
     client = open_registry(config)
     if client is None or not config.receipts:
         return
     try:
-        client.send_receipt(receipt_of(prepared, ran))
+        client.send_receipt(receipt_of(prepared, ran, environ))
     except AotError as error:
         say(f"aot: receipt not sent: {error.message}")
 

@@ -25,7 +25,8 @@ HINT = "fetch or build the bundle again; do not load this one"
 def inspect(directory: Path) -> tuple[Manifest, list[str]]:
     """Read the manifest of a bundle on disk; its blobs are not looked at.
 
-    Raises InvalidInput for a directory without one: it is no bundle at all. IntegrityFailed for a damaged one.
+    Raises InvalidInput for a directory without one, as a node's cache is: it is no bundle at all. IntegrityFailed for a
+    damaged one.
     """
     _require_directory(directory)
     if not os.path.lexists(directory / MANIFEST):
@@ -45,7 +46,8 @@ def inspect(directory: Path) -> tuple[Manifest, list[str]]:
 def verify(directory: Path, trusted: TrustedKeys, *, reference: str | None) -> StoredBundle:
     """Return the bundle: whole, signed by a trusted key, and the one that `reference` names where it is given.
 
-    Raises IntegrityFailed with every violation, SignatureRejected for another bundle than the one wanted.
+    Raises IntegrityFailed with every violation, SignatureRejected for another bundle than the one wanted, InvalidInput
+    for what is none: a node's cache.
     """
     stored = _require_whole(directory, trusted)
     if reference is not None:
@@ -103,3 +105,15 @@ def _require_directory(directory: Path) -> None:
         raise InvalidInput(
             f"{directory} is no directory", hint="`aot pull REFERENCE --as-bundle DIR` writes a bundle to one"
         )
+    if _is_cache(directory):
+        bundles = sum(1 for _ in (directory / "manifests").glob("*.json"))
+        raise InvalidInput(
+            f"{directory} is a node's cache, with manifests of {bundles} bundle(s), and no bundle",
+            hint="`aot pull REFERENCE --as-bundle DIR` writes one bundle to a directory of its own; what a cache holds "
+            "is hashed, and its signature checked, at every load",
+        )
+
+
+def _is_cache(directory: Path) -> bool:
+    """Whether it is laid out as `aot.cache` does it, and as no bundle is."""
+    return (directory / "manifests").is_dir() and not os.path.lexists(directory / MANIFEST)

@@ -28,6 +28,8 @@ MISSED = "missed"
 def ensure(config: Config, *, project_path: Path, lock_path: Path, here: bool, as_json: bool) -> Exit:
     """Make true that every target has a bundle, and write the lock where it changed. One line a target on stdout.
 
+    With `as_json` each line is a document (NDJSON), as for a build for several profiles: targets end hours apart, and
+    a step that is stopped has told of those that have.
     Returns the worst code of those that have none; each error is told once, when it is known.
     """
     project = read_project(project_path)

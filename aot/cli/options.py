@@ -61,4 +61,7 @@ Guards = Annotated[
     list[str],
     typer.Option("--guard", help="KIND or KIND=VALUE that one of its artifacts puts; may be given several times."),
 ]
+StateOption = Annotated[
+    str | None, typer.Option("--state", help="With --builds: queued, running, published, failed or cancelled.")
+]
 After = Annotated[str | None, typer.Option(help="Go on where an earlier list ended.")]

@@ -17,7 +17,7 @@ from aot.rules import RULES
 from aot.runtime.pod import Pulled
 from aot.schema.codec import Response
 from aot.schema.decision import Selection, Undecided
-from aot.schema.environment import Environment
+from aot.schema.environment import Environment, Gpu
 from aot.schema.names import Name, Reference
 from aot.schema.wire.errors import ErrorBody
 
@@ -96,7 +96,7 @@ def _is_open(selection: Selection) -> bool:
 
 def environment_lines(environment: Environment) -> list[str]:
     node, container = environment.node, environment.container
-    gpus = [f"{gpu.sku} ({gpu.capability}, {gpu.memory_bytes >> 20} MiB)" for gpu in node.gpus or ()]
+    gpus = [card_words(gpu) for gpu in node.gpus or ()]
     facts = {
         "machine": node.machine,
         "cpu": node.cpu,
@@ -104,8 +104,9 @@ def environment_lines(environment: Environment) -> list[str]:
         "memory": None if node.memory_bytes is None else f"{node.memory_bytes >> 20} MiB",
         "kernel": node.kernel,
         "driver": node.driver or "none",
-        "gpus": ", ".join(gpus) or "none",
+        "gpus": None if node.gpus is None else ", ".join(gpus) or "none",
         "torch": container.torch or "not installed",
+        "cuda": None if container.torch is None else container.cuda or "torch is built without",
         "triton": container.triton or "not installed",
         "python": container.python,
         "libc": container.libc,
@@ -116,6 +117,13 @@ def environment_lines(environment: Environment) -> list[str]:
     return table(
         ("fact", "value"), [(name, "not known" if fact is None else str(fact)) for name, fact in facts.items()]
     )
+
+
+def card_words(gpu: Gpu) -> str:
+    """One card, or one slice of one, with what code is generated and tuned for."""
+    slice_of = f" MIG {gpu.mig}" if gpu.mig else ""
+    units = f", {gpu.sm_count} {'SM' if gpu.capability.family == 'cuda' else 'CU'}" if gpu.sm_count else ""
+    return f"{gpu.sku}{slice_of} ({gpu.capability}{units}, {gpu.memory_bytes >> 20} MiB)"
 
 
 def look_around(config: Config) -> Report:

@@ -91,9 +91,11 @@ class BuildCalls(Calls):
         reply: BuildView = self.call("fail", path={"build": build}, body=request)
         return reply
 
-    def release(self, build: str, *, reason: str, damaged: tuple[Digest, ...] = ()) -> BuildView:
-        """Give the build back to the queue."""
-        request = ReleaseRequest(reason=reason, damaged=damaged)
+    def release(
+        self, build: str, *, reason: str, damaged: tuple[Digest, ...] = (), host_fault: bool = False
+    ) -> BuildView:
+        """Give the build back to the queue. An older registry is not told what it has no words for."""
+        request = ReleaseRequest(reason=reason, damaged=damaged, host_fault=host_fault)
         reply: BuildView = self.call("release", path={"build": build}, body=request)
         return reply
 

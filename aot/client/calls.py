@@ -1,12 +1,14 @@
 """One request of the API: address, token, body, answer or error, and when to try again."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
+from aot.client.older import MOST_FIELDS, without_unknown
 from aot.client.refusals import error_of, is_json
 from aot.client.retry import RetryPolicy, retried
 from aot.client.transport import Reply, Transport
-from aot.errors import InvalidConfig, NotARegistry, RegistryError, Unavailable
+from aot.errors import InvalidConfig, MalformedDocument, NotARegistry, RegistryError, Unavailable
 from aot.schema.codec import decode, encode
 from aot.schema.endpoints import ENDPOINTS, Endpoint
 
@@ -59,6 +61,8 @@ class Calls:
 
         Raises the error that the registry meant, RegistryUnreachable when there was no answer, NotARegistry when
         something else answered, MalformedDocument when a registry's answer does not decode.
+
+        An account (`aot.client.older`) is told to an older registry without the fields that it refuses.
         """
         endpoint = ENDPOINTS[name]
         url = self.url + _filled(endpoint.path, path or {}) + _query_of(query or {})
@@ -67,7 +71,18 @@ class Calls:
         def may_retry(error: Unavailable) -> bool:
             return name not in _NOT_REPEATED or error.details.get("sent") is False
 
-        return retried(lambda: self._once(endpoint, url, content), self.retry_policy, may_retry=may_retry)
+        for _ in range(MOST_FIELDS):
+            try:
+                return retried(partial(self._once, endpoint, url, content), self.retry_policy, may_retry=may_retry)
+            except MalformedDocument as error:
+                left = None if content is None else without_unknown(name, content, error)
+                if left is None:
+                    raise
+                content = left
+        raise InvalidConfig(
+            f"{self.url} refused {MOST_FIELDS} fields of one request to {endpoint.path}",
+            hint="see whether AOT_URL is a registry's, and of which version",
+        )
 
     def _once(self, endpoint: Endpoint, url: str, content: bytes | None) -> Any:
         headers = {"accept": "application/json", "user-agent": _user_agent()}

@@ -60,6 +60,8 @@ def blob_error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:
         return StorageUnavailable(said, hint="the object store is busy", details=_retry_after(reply))
     if reply.status == 404:
         return BlobNotFound(said, hint="the blob was deleted or never uploaded")
+    if code == "RequestTimeTooSkewed":
+        return Forbidden(said, hint="the clocks of the registry and of the object store differ: set both by NTP")
     if reply.status in (401, 403):
         return Forbidden(said, hint="links expire: ask the registry for a new one; if it repeats, compare the clocks")
     return RegistryError(said, hint="the link does not lead to a blob store")

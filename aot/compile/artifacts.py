@@ -31,6 +31,7 @@ from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
 from aot.compile.tuned import TUNING_FILE, parse_measured
 from aot.compile.units import Unit, UnitPlanner
+from aot.environment.clocks import observe_clocks
 from aot.errors import BackendFailed, SourceNotExportable
 from aot.facts import read_elf
 from aot.facts.targets import FATBIN, Fallback, fallback_of
@@ -293,6 +294,7 @@ class ArtifactMaker:
             toolchain=toolchain_facts(self._job.profile.toolchain, artifacts),
             phases=dict(self._progress.seconds),
             options={name: str(value) for name, value in sorted(self._settings.items())},
+            clocks=observe_clocks() if self._job.profile.capability.family == "cuda" else None,
             warnings=tuple(dict.fromkeys((*self._warnings, *self._planner.notes))),
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from aot.compile.torch_commands import compiler_commands
 from aot.compile.torch_tuned import measurements_written
+from aot.environment.clocks import ReadClocks, clock_reader
 from aot.errors import BackendFailed
 from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
@@ -114,6 +115,7 @@ class Tuning:
     """What the autotuner reported, in order of its decisions."""
 
     kernels: list[Kernel] = field(default_factory=list)
+    read_clocks: ReadClocks = lambda: None
 
     def note(self, timings: Any, name: str, *, reused: bool = False) -> None:
         ranked = sorted((float(ms), getattr(choice, "name", str(choice))) for choice, ms in timings.items())
@@ -128,6 +130,7 @@ class Tuning:
                 best_us=round(finite[0][0] * 1000, 3),
                 next_us=round(finite[1][0] * 1000, 3) if len(finite) > 1 else None,
                 reused=reused,
+                clocks=None if reused else self.read_clocks(),
             )
         )
 
@@ -140,7 +143,8 @@ def watch_tuning(around: Around = lambda kernel, candidates: contextlib.nullcont
     """
     from torch._inductor import select_algorithm
 
-    tuning, current, begun = Tuning(), contextlib.ExitStack(), itertools.count(1)
+    whole, current, begun = contextlib.ExitStack(), contextlib.ExitStack(), itertools.count(1)
+    tuning = Tuning(read_clocks=whole.enter_context(clock_reader()))
     before: list[int] = []
 
     def begin(choices: list[Any]) -> list[Any]:
@@ -164,6 +168,7 @@ def watch_tuning(around: Around = lambda kernel, candidates: contextlib.nullcont
         yield tuning
     finally:
         current.close()
+        whole.close()
         select_algorithm.clear_feedback_savers()
         if told:
             select_algorithm.clear_preprocessing_fns()

@@ -11,12 +11,13 @@ from typing import Any
 
 from aot.environment.host import Host
 from aot.schema.capability import Capability
-from aot.schema.environment import Gpu
+from aot.schema.environment import Clocks, Gpu
 
 _NAME_BYTES = 96
 _KERNEL_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _CORES_PER_SM = {7: 64, 8: 128, 9: 128, 10: 128, 11: 128, 12: 128}
 _CORES_PER_SM_OF_SM80 = 64
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 
 
 class _Memory(ctypes.Structure):
@@ -39,7 +40,7 @@ class _Attributes(ctypes.Structure):
     ]
 
 
-class _NvmlRefused(Exception):
+class NvmlRefused(Exception):
     """A call of NVML did not return success, or this driver does not have it."""
 
 
@@ -51,13 +52,13 @@ def observe_nvidia(host: Host) -> tuple[str | None, tuple[Gpu, ...] | None]:
     """
     driver = _driver(host)
     try:
-        nvml = _Nvml(host.nvml)
-    except (OSError, _NvmlRefused):
+        nvml = Nvml(host.nvml)
+    except (OSError, NvmlRefused):
         return driver, None if driver else ()
     try:
         cards = tuple(nvml.cards())
         return driver or nvml.driver(), _visible(cards, host)
-    except _NvmlRefused:
+    except NvmlRefused:
         return driver, None
     finally:
         nvml.close()
@@ -68,8 +69,8 @@ def _driver(host: Host) -> str | None:
     return match[1] if match else (host.text("/sys/module/nvidia/version") or "").strip() or None
 
 
-class _Nvml:
-    """The library, initialised. Raises OSError where it is absent, _NvmlRefused where no driver answers."""
+class Nvml:
+    """The library, initialised. Raises OSError where it is absent, NvmlRefused where no driver answers."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -91,6 +92,32 @@ class _Nvml:
             whole = self._describe(card)
             yield from list(self._instances(card, whole)) or [(self._text("nvmlDeviceGetUUID", card), whole)]
 
+    def clocks(self, uuid: str) -> Clocks:
+        """What the driver tells of the clocks of a card, or of the card that a MIG instance is of; raises NvmlRefused.
+
+        Newer drivers know no clocks of applications, and tell what they are locked to by none of these calls.
+        """
+        card, whole = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(card))
+        try:
+            self._call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", card, ctypes.byref(whole))
+        except NvmlRefused:
+            whole = card
+        return Clocks(
+            sm_mhz=self._clock("nvmlDeviceGetClockInfo", whole, _SM_CLOCK),
+            memory_mhz=self._clock("nvmlDeviceGetClockInfo", whole, _MEMORY_CLOCK),
+            most_sm_mhz=self._clock("nvmlDeviceGetMaxClockInfo", whole, _SM_CLOCK),
+            most_memory_mhz=self._clock("nvmlDeviceGetMaxClockInfo", whole, _MEMORY_CLOCK),
+            application_sm_mhz=self._clock("nvmlDeviceGetApplicationsClock", whole, _SM_CLOCK),
+            application_memory_mhz=self._clock("nvmlDeviceGetApplicationsClock", whole, _MEMORY_CLOCK),
+        )
+
+    def _clock(self, function: str, card: ctypes.c_void_p, which: int) -> int | None:
+        try:
+            return self._number(function, card, ctypes.c_int(which))
+        except NvmlRefused:
+            return None
+
     def _describe(self, card: ctypes.c_void_p) -> Gpu:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvmlDeviceGetCudaComputeCapability", card, ctypes.byref(major), ctypes.byref(minor))
@@ -107,21 +134,21 @@ class _Nvml:
         per_sm = _CORES_PER_SM_OF_SM80 if (major, minor) == (8, 0) else _CORES_PER_SM.get(major)
         try:
             cores = self._number("nvmlDeviceGetNumGpuCores", card)
-        except _NvmlRefused:
+        except NvmlRefused:
             return None
         return cores // per_sm if per_sm else None
 
     def _instances(self, card: ctypes.c_void_p, whole: Gpu) -> Iterator[tuple[str, Gpu]]:
         try:
             limit = self._number("nvmlDeviceGetMaxMigDeviceCount", card)
-        except _NvmlRefused:
+        except NvmlRefused:
             return
         for index in range(limit):
             instance, attributes = ctypes.c_void_p(), _Attributes()
             try:
                 self._call("nvmlDeviceGetMigDeviceHandleByIndex", card, ctypes.c_uint(index), ctypes.byref(instance))
                 self._call("nvmlDeviceGetAttributes_v2", instance, ctypes.byref(attributes))
-            except _NvmlRefused:
+            except NvmlRefused:
                 continue  # a place that no instance occupies
             uuid, name = self._text("nvmlDeviceGetUUID", instance), self._text("nvmlDeviceGetName", instance)
             yield (
@@ -149,26 +176,40 @@ class _Nvml:
         try:
             status = getattr(self._library, function)(*arguments)
         except AttributeError:
-            raise _NvmlRefused(f"{function} is not in this driver") from None
+            raise NvmlRefused(f"{function} is not in this driver") from None
         if status != 0:
-            raise _NvmlRefused(f"{function} returned {status}")
+            raise NvmlRefused(f"{function} returned {status}")
+
+
+def first_card(cards: tuple[tuple[str, Gpu], ...], host: Host) -> str | None:
+    """The UUID of CUDA's first card; None where there is none, or which one it is is not certain."""
+    if not (visible := _visible_cards(cards, host)):
+        return None
+    by_uuid = host.variables.get("CUDA_VISIBLE_DEVICES", "").strip().startswith(("GPU-", "MIG-"))
+    return visible[0][0] if by_uuid or _is_ordered(visible, host) else None
 
 
 def _visible(cards: tuple[tuple[str, Gpu], ...], host: Host) -> tuple[Gpu, ...]:
+    return tuple(gpu for _, gpu in _visible_cards(cards, host))
+
+
+def _visible_cards(cards: tuple[tuple[str, Gpu], ...], host: Host) -> tuple[tuple[str, Gpu], ...]:
     """Keep the cards that CUDA_VISIBLE_DEVICES names: by UUID, or by number where the order of cards is certain."""
-    gpus = tuple(gpu for _, gpu in cards)
     setting = host.variables.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return gpus
+        return cards
     # CUDA stops at the first entry that names no card.
     names = [name.strip() for name in setting.split(",")]
     if names[0].startswith(("GPU-", "MIG-")):
-        return tuple(gpu for name in names for uuid, gpu in cards if uuid.startswith(name))
+        return tuple((uuid, gpu) for name in names for uuid, gpu in cards if uuid.startswith(name))
     numbers = []
     for name in names:
-        if not name.isdecimal() or int(name) >= len(gpus):
+        if not name.isdecimal() or int(name) >= len(cards):
             break
         numbers.append(int(name))
-    # CUDA numbers the fastest card first unless it is told otherwise, NVML goes by bus: equal cards make no difference.
-    certain = len(set(gpus)) <= 1 or host.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return tuple(gpus[number] for number in numbers) if certain or not numbers else gpus
+    return tuple(cards[number] for number in numbers) if _is_ordered(cards, host) or not numbers else cards
+
+
+def _is_ordered(cards: tuple[tuple[str, Gpu], ...], host: Host) -> bool:
+    """CUDA numbers the fastest card first unless it is told otherwise, NVML goes by bus: equal cards are no matter."""
+    return len({gpu for _, gpu in cards}) <= 1 or host.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

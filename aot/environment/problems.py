@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aot.environment.card_problems import card_problems
 from aot.environment.container import torch_threads
 from aot.environment.cpu import usable_cores
 from aot.environment.host import Host
 from aot.environment.packages import find_package
+from aot.environment.problem import Problem
 from aot.errors import MalformedDocument
 from aot.facts import read_elf
 
@@ -20,15 +22,6 @@ SHARED_MEMORY_BYTES = 256 << 20  # torch's data loaders and NCCL fill the 64 MiB
 DISK_BYTES = 5 << 30  # the directories of one max-autotune build
 _PROBE_SECONDS = 60
 _PROBE = '#include <stdexcept>\nextern "C" void probe() { throw std::runtime_error("probe"); }\n'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """`kind` is stable, for scripts; `text` says what was found, `hint` what to do."""
-
-    kind: str
-    text: str
-    hint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +38,7 @@ def describe_problems(place: Place) -> tuple[Problem, ...]:
     """Return every problem, the gravest first; empty where all is well. Compiles one small file."""
     checks: tuple[Callable[[Place], Iterator[Problem]], ...] = (
         _compilers,
+        _cards,
         _mounts,
         _space,
         _sandbox,
@@ -107,6 +101,10 @@ def _probe(compiler: str, place: Place) -> Iterator[Problem]:
             text=f"{compiler} links libstdc++ statically: two copies in one process crash inside std::regex",
             hint="use the system's g++ (unset CXX), or a toolchain that links libstdc++.so.6",
         )
+
+
+def _cards(place: Place) -> Iterator[Problem]:
+    yield from card_problems(place.host)
 
 
 def _mounts(place: Place) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from aot.bundle import StoredBundle
 from aot.compile.program import Program
+from aot.environment.clocks import observe_clocks
 from aot.errors import QualificationFailed
 from aot.qualify.job import CASES_DIRECTORY, NON_CONTIGUOUS, REPLAYED, Case, Omission, ProofJob, SpeedClaim, Tell
 from aot.qualify.loading import loaded
@@ -156,6 +157,8 @@ class Numerics:
         if speed is None:
             self._omit_speed(subject, point, "a call takes too long")
         else:
+            clocks = observe_clocks() if device is not None and device.type == "cuda" else None
+            speed = structs.replace(speed, graph_memory_bytes=model.graph_memory_bytes, clocks=clocks)
             self.speeds.append(SpeedClaim(artifacts=subject.group.indices, speed=speed))
 
     def _omit_speed(self, subject: Subject, point: Point, why: str) -> None:

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from aot.errors import AotError
+from aot.runtime.argument_names import speaker
 from aot.runtime.binding import plan_binding
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
@@ -233,9 +234,10 @@ def _add_variant(
 ) -> None:
     """Put the artifact among those of its calling convention, which most share."""
     assert artifact.call is not None
+    signature = _signature_of(module)
     variant = Variant(
         coverage=describe_coverage(artifact),
-        check=compile_check(artifact.input_guards, artifact.inputs, device=device),
+        check=compile_check(artifact.input_guards, artifact.inputs, device=device, speak=speaker(signature)),
         container=container,
         choose=choose_of(artifact),
         writes=any(constant.mutated for constant in artifact.constants),
@@ -243,7 +245,7 @@ def _add_variant(
     )
     key = repr(artifact.call)
     if key not in forms:
-        forms[key] = Form(bind_call(artifact.call, _signature_of(module)), ())
+        forms[key] = Form(bind_call(artifact.call, signature), ())
     forms[key] = Form(forms[key].call, (*forms[key].variants, variant))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from aot.errors import BindingFailed
+from aot.runtime.argument_names import Speak, positional_names, speaker
 from aot.runtime.leaves import Check, Collect, checker, collector, describe
 from aot.schema.artifact import CallSpec, Leaf, LeafKind
 
@@ -43,16 +44,19 @@ class BoundCall:
         from torch.nn import Parameter as ModuleParameter
 
         self._plain = (Tensor, ModuleParameter)
-        self._checks: tuple[Check, ...] = tuple(checker(leaf, self._plain) for leaf in spec.inputs)
+        speak = speaker(signature)
+        self._checks: tuple[Check, ...] = tuple(
+            checker(leaf, self._plain, path=speak(leaf.path)) for leaf in spec.inputs
+        )
         self._is_tensor = tuple(leaf.kind is LeafKind.TENSOR for leaf in spec.inputs)
-        self._positional = _positional_names(signature)
+        self._positional = positional_names(signature)
         self._defaults = {
             name: parameter.default
             for name, parameter in signature.parameters.items()
             if parameter.default is not Parameter.empty
         }
         self._variadic = any(one.kind is Parameter.VAR_POSITIONAL for one in signature.parameters.values())
-        self._arguments = self._read_arguments(spec)
+        self._arguments = self._read_arguments(spec, speak)
         self._quick_length = self._read_quick_length()
         self.unflatten: Callable[[Sequence[Tensor | None]], Any] = _unflattener(spec)
 
@@ -109,7 +113,7 @@ class BoundCall:
                 return f"{name}: exported with its default {describe(default)}, found {describe(value)}"
         return None
 
-    def _read_arguments(self, spec: CallSpec) -> tuple[_Argument, ...]:
+    def _read_arguments(self, spec: CallSpec, speak: Speak) -> tuple[_Argument, ...]:
         args, kwargs = _load_tree(spec.in_spec).children()
         if args.num_children > len(self._positional):
             if not self._variadic:
@@ -123,7 +127,7 @@ class BoundCall:
         places = [f"args[{index}]" for index in range(len(recorded))] + [f"kwargs[{key!r}]" for key in kwargs.context]
         recorded += zip(kwargs.context, kwargs.children(), strict=True)
         arguments, start = [], 0
-        for (name, tree), place in zip(recorded, places, strict=True):
+        for (name, tree), place in zip(recorded, map(speak, places), strict=True):
             default = self._defaults.get(name, MISSING)
             collect = collector(tree, place)
             arguments.append(_Argument(name, place, default, collect, start, tree.num_leaves, tree.is_leaf()))
@@ -168,11 +172,6 @@ def bind_call(spec: CallSpec, signature: Signature) -> BoundCall:
             hint="the module is not the one that was compiled",
         )
     return BoundCall(spec, signature)
-
-
-def _positional_names(signature: Signature) -> tuple[str, ...]:
-    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, parameter in signature.parameters.items() if parameter.kind in kinds)
 
 
 def _is_same(value: Any, default: Any) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache, partial
@@ -33,6 +33,14 @@ _loaded: "WeakSet[CompiledModel]" = WeakSet()
 class Fallback(StrEnum):
     EAGER = "eager"
     RAISE = "raise"
+
+    @classmethod
+    def parse(cls, text: str) -> "Fallback":
+        """Raises InvalidInput."""
+        try:
+            return cls(text)
+        except ValueError as error:
+            raise InvalidInput(f"wanted the fallback eager or raise, found {text!r}") from error
 
 
 class CompiledModel:
@@ -125,6 +133,40 @@ class CompiledModel:
             for unit in self._units
             if (found := unit.graphs)
         }
+
+    @property
+    def graph_memory_bytes(self) -> int:
+        """What all CUDA graphs of the model hold on their cards: their pools and input buffers."""
+        graphs = [one for unit in self._units for one in unit.graphs]
+        if not graphs:
+            return 0
+        from aot.runtime.graphs import memory_of
+
+        return memory_of(graphs)
+
+    def capture_graphs(self, calls: Iterable[Sequence[Any]]) -> dict[str, tuple["GraphReport", ...]]:
+        """Capture the sizes of `calls` now, each a call's positional arguments, and return `graphs`.
+
+        For before a server takes requests: no request then pays for a capture. Each call is made twice, as the first
+        two of its size would be, and counted; sizes at which a graph did not win are not captured. What the program
+        writes into its buffers is taken back, so nothing else may call the model meanwhile.
+        """
+        import torch
+
+        units = [unit for unit in self._units if unit.graphs]
+        if not units:
+            return self.graphs
+        with torch.no_grad():
+            kept = [(one, one.clone()) for unit in units if unit.writes for one in unit.module.buffers()]
+            try:
+                for call in calls:
+                    self(*call)
+                    self(*call)
+            finally:
+                with torch.inference_mode():  # buffers may have been made in it, and can be written in no other
+                    for buffer, value in kept:
+                        buffer.copy_(value)
+        return self.graphs
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:

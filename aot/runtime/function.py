@@ -6,7 +6,7 @@ the artifact is refused.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +103,19 @@ def open_function(
     except LoadFailed:
         raise
     except Exception as error:
-        raise LoadFailed(
-            f"the compiled function cannot be loaded: {type(error).__name__}: {str(error)[:_MOST_TEXT]}",
-            hint="it needs the same Python and torch, and the program's modules under the same names",
-        ) from error
+        raise _unloadable(error, libraries.values()) from error
     if changed := _changed_since_build(artifact, function.fn.__globals__):
         raise LoadFailed(f"a guard of the program does not hold: {changed}", hint="build it again with these globals")
     return FunctionContainer(function, artifact, module, device)
+
+
+def _unloadable(error: Exception, libraries: Iterable[Path]) -> LoadFailed:
+    from aot.cache.faults import NOEXEC_HINT, is_noexec
+
+    text = f"the compiled function cannot be loaded: {type(error).__name__}: {str(error)[:_MOST_TEXT]}"
+    if place := next((library.parent for library in libraries if is_noexec(library)), None):
+        return LoadFailed(f"{text}; {place} is on a file system mounted noexec", hint=NOEXEC_HINT)
+    return LoadFailed(text, hint="it needs the same Python and torch, and the program's modules under the same names")
 
 
 class FunctionOpener:

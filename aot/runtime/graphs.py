@@ -1,8 +1,8 @@
 """CUDA graphs of a compiled program: a call of known sizes replayed by one launch instead of one a kernel.
 
 A graph reads its inputs where they lay when it was captured, so it has input buffers of its own that each call is
-copied into, and its outputs are copied out before the next replay overwrites them. What is bound (weights, buffers) is
-read and written in place, as without a graph.
+copied into, and its outputs are copied out before the next replay overwrites them, unless the caller wants them as they
+lie. What is bound (weights, buffers) is read and written in place, as without a graph.
 
 The first call of a size runs without a graph, which also loads the kernels; the second one is captured. Nothing is run
 for the capture's sake: state is written once a call, and no program meets inputs that its user did not give it (a
@@ -15,14 +15,15 @@ whoever replays waits for the replay before it, by an event on the card and not 
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from aot.errors import AotError, RunFailed
+from aot.errors import AotError, InvalidInput, RunFailed
 from aot.runtime.container import Container
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Sizes = tuple["Size", ...]
 Outputs = tuple["Tensor | None", ...]
+Pool = tuple[int, int]
 
 # Sizes that one artifact keeps graphs for. A server may be sent every length, and each graph costs memory.
 MOST_GRAPHS = 16
@@ -37,10 +39,27 @@ MOST_GRAPHS = 16
 MOST_SEEN = 1024
 
 
-class GraphReport(Struct, frozen=True):
-    """One captured size: `memory_bytes` is what the card's allocator took for it, buffers and results included.
+class GraphOutputs(StrEnum):
+    """Whose the results of a replay are."""
 
-    Where `reason` is not empty, the size was refused, and runs without a graph.
+    COPIED = "copied"  # the caller's own
+    STATIC = "static"  # the graph's: any later call of the model, of whatever size, may overwrite them
+
+    @classmethod
+    def parse(cls, text: str) -> "GraphOutputs":
+        """Raises InvalidInput."""
+        try:
+            return cls(text)
+        except ValueError as error:
+            raise InvalidInput(f"wanted graph outputs copied or static, found {text!r}") from error
+
+
+class GraphReport(Struct, frozen=True):
+    """One captured size: `memory_bytes` is what the card holds for it and for no size before it.
+
+    That is its input buffers, and what its capture added to the memory pool that it shares with the others: results,
+    and intermediate results where those of earlier sizes were smaller. Where `reason` is not empty, the size was
+    refused, and runs without a graph.
     """
 
     sizes: tuple[tuple[int, ...], ...]
@@ -51,17 +70,49 @@ class GraphReport(Struct, frozen=True):
 class GraphSpace:
     """What the graphs of one model on one card share: stream, memory pool, the last replay, and the lock of replays.
 
-    The stream costs a cuBLAS workspace, 32 MiB on Hopper, where the program multiplies matrices by cuBLAS.
+    The stream costs a cuBLAS workspace, 32 MiB on Hopper, where the program multiplies matrices by cuBLAS. `outputs`
+    says whose results are; static ones are for programs whose caller alone reads them.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, outputs: GraphOutputs = GraphOutputs.COPIED) -> None:
         import torch
 
         self.device = torch.device(device)
+        self.outputs = outputs
         self.stream = torch.cuda.Stream(self.device)
         self.pool = torch.cuda.graph_pool_handle()
         self.lock = Lock()
         self._last = torch.cuda.Event()
+        self._pools = [self.pool]
+
+    def pool_bytes(self) -> int:
+        """What the card's allocator holds for captures, also of graphs that are gone, until it gives it back.
+
+        0 where the allocator does not tell: CUDA's own (`backend:cudaMallocAsync`).
+        """
+        return sum(map(_bytes_of, self._pools))
+
+    def abandon_capture(self) -> None:
+        """Undo what a capture that failed has left in torch, and let later captures use another pool.
+
+        Where the card cannot end a capture, torch goes on allocating to its pool (`CUDAGraph::capture_end` raises
+        before `endAllocateToPool`): it would refuse every later capture with that pool, and put off the reuse of
+        memory that other streams have freed, in the whole process. And its random generator would believe for good
+        that it is being captured, so that every `torch.randn` on the card fails (CUDAGeneratorState, `capturing_`):
+        it goes on from where it stands with a state that nothing has captured.
+        """
+        import torch
+
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        try:
+            torch._C._cuda_endAllocateToPool(index, self.pool)
+            torch._C._cuda_releasePool(index, self.pool)
+        except RuntimeError:
+            pass  # it came as far as to end that by itself
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())
+        self.pool = torch.cuda.graph_pool_handle()
+        self._pools = [*filter(_bytes_of, self._pools), self.pool]
 
     def wait(self) -> None:
         """Make the caller's stream wait for the last replay, whatever stream that was on."""
@@ -117,6 +168,15 @@ class Graphed:
                     return _replay(graph, tensors)
         return self._plain.run(tensors)
 
+    @property
+    def space(self) -> GraphSpace:
+        return self._space
+
+    def input_bytes(self) -> int:
+        """What the input buffers of all its graphs take."""
+        with self._space.lock:
+            return sum(graph.input_bytes for graph in self._graphs.values())
+
     def reports(self) -> tuple[GraphReport, ...]:
         """Every size that was captured or refused so far."""
         with self._space.lock:
@@ -151,7 +211,7 @@ class _Graph:
         import torch
 
         self._space = space
-        before = torch.cuda.memory_reserved(space.device)
+        before = space.pool_bytes()
         # Buffers of inference mode could be written in no other, and calls may come in either.
         with torch.inference_mode(False), torch.no_grad():
             self._inputs = [_buffer_like(tensor) for tensor in tensors]
@@ -161,7 +221,9 @@ class _Graph:
             with torch.cuda.device(space.device), torch.cuda.stream(space.stream), _no_collection():
                 self._outputs = self._record(container)
         self._owners = [None if one is None else owner_of(one, self._inputs) for one in self._outputs]
-        self.memory_bytes = max(0, torch.cuda.memory_reserved(space.device) - before)
+        self._give = _alias if space.outputs is GraphOutputs.STATIC else _copy
+        self.input_bytes = sum(buffer.untyped_storage().nbytes() for buffer in self._inputs)
+        self.memory_bytes = self.input_bytes + space.pool_bytes() - before
 
     def replay(self, tensors: Sequence["Tensor"]) -> Outputs:
         import torch
@@ -172,7 +234,7 @@ class _Graph:
         self._graph.replay()
         outputs = tuple(
             [
-                None if output is None else output.clone() if owner is None else _same_view(output, tensors[owner])
+                None if output is None else self._give(output) if owner is None else _same_view(output, tensors[owner])
                 for output, owner in zip(self._outputs, self._owners, strict=True)
             ]
         )
@@ -181,17 +243,19 @@ class _Graph:
 
     def _record(self, container: Container) -> Outputs:
         # Other threads may go on allocating and loading meanwhile: only what this one does is captured.
-        self._graph.capture_begin(pool=self._space.pool, capture_error_mode="thread_local")
         try:
-            outputs = container.run_single_threaded(self._inputs)
-        except BaseException:
-            # A capture that has failed must be ended all the same, and says so once more.
+            self._graph.capture_begin(pool=self._space.pool, capture_error_mode="thread_local")
             try:
-                self._graph.capture_end()
-            except RuntimeError:
-                pass
+                outputs = container.run_single_threaded(self._inputs)
+            except BaseException:
+                # A capture that has failed must be ended all the same, and says so once more.
+                with suppress(RuntimeError):
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        except BaseException:
+            self._space.abandon_capture()
             raise
-        self._graph.capture_end()
         return outputs
 
 
@@ -200,6 +264,22 @@ def _replay(graph: _Graph, tensors: Sequence["Tensor"]) -> Outputs:
         return graph.replay(tensors)
     except RuntimeError as error:  # no memory for the results, most likely
         raise RunFailed(f"the CUDA graph failed: {str(error).strip().splitlines()[0]}") from error
+
+
+def _bytes_of(pool: Pool) -> int:
+    import torch
+
+    try:
+        return sum(int(segment["total_size"]) for segment in torch.cuda.memory_snapshot(pool))
+    except RuntimeError:
+        return 0
+
+
+def memory_of(graphs: Iterable[Graphed]) -> int:
+    """Bytes that the card holds for `graphs`: all input buffers, and every pool that they share once."""
+    found = tuple(graphs)
+    spaces = {id(one.space): one.space for one in found}
+    return sum(one.input_bytes() for one in found) + sum(space.pool_bytes() for space in spaces.values())
 
 
 def owner_of(output: "Tensor", inputs: Sequence["Tensor"]) -> int | None:
@@ -231,6 +311,14 @@ def _buffer_like(tensor: "Tensor") -> "Tensor":
 def _same_view(view: "Tensor", tensor: "Tensor") -> "Tensor":
     """Of `tensor`, what `view` is of a buffer with its sizes and strides that begins its storage."""
     return tensor.as_strided(view.shape, view.stride(), tensor.storage_offset() + view.storage_offset())
+
+
+def _copy(output: "Tensor") -> "Tensor":
+    return output.clone()
+
+
+def _alias(output: "Tensor") -> "Tensor":
+    return output.detach()  # a tensor of its own on the same memory: a caller may change its shape in place
 
 
 def _plain_sizes(sizes: Sizes) -> tuple[tuple[int, ...], ...]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def explain_miss(guard: InputGuard, tensors: "Sequence[Tensor]", paths: Sequence[str]) -> str:
-    """Return why `guard` does not hold for `tensors`."""
+def explain_miss(guard: InputGuard, tensors: "Sequence[Tensor]", paths: Sequence[str], *, device: str) -> str:
+    """Return why `guard` does not hold for `tensors`; `device` is where the weights are ("cpu", "cuda:1")."""
     match guard.kind:
         case "no-grad":
             return _explain_grad(tensors, paths)
@@ -29,7 +29,7 @@ def explain_miss(guard: InputGuard, tensors: "Sequence[Tensor]", paths: Sequence
         case "type":
             return f"{path}: a {type(tensor).__name__}, wanted a plain tensor"
         case "device":
-            return _explain_device(guard, tensor, path)
+            return _explain_device(guard, tensor, path, device)
         case "dtype":
             return f"{path}: dtype {_plain(tensor.dtype)}, wanted {guard.value}"
         case "rank":
@@ -69,16 +69,20 @@ def _wanted(guard: InputGuard, tensors: "Sequence[Tensor]", paths: Sequence[str]
     return str(guard.low)
 
 
-def _explain_device(guard: InputGuard, tensor: "Tensor", path: str) -> str:
-    if tensor.device.type != guard.value:
-        return f"{path}: on {tensor.device}, wanted {guard.value}"
-    if str(tensor.layout) != "torch.strided":
-        return f"{path}: layout {_plain(tensor.layout)}, wanted strided"
+def _explain_device(guard: InputGuard, tensor: "Tensor", path: str, device: str) -> str:
     import torch
 
+    home = torch.device(device)
+    at_home = guard.value == home.type
+    if tensor.device.type != guard.value or (at_home and (tensor.device.index or 0) != (home.index or 0)):
+        # Of several cards, the one that holds the weights.
+        where = f"{device}, where the weights are" if at_home and home.type != "cpu" else guard.value
+        return f"{path}: on {tensor.device}, wanted {where}"
+    if str(tensor.layout) != "torch.strided":
+        return f"{path}: layout {_plain(tensor.layout)}, wanted strided"
     # Conjugated, negated, batched by vmap, wrapped by grad: the memory is not the value.
     keys = str(torch._C._dispatch_keys(tensor)).removeprefix("DispatchKeySet")
-    return f"{path}: on {tensor.device} with dispatch keys {keys}; wanted plain memory on the device of the weights"
+    return f"{path}: on {tensor.device} with dispatch keys {keys}, wanted plain memory there"
 
 
 def _explain_grad(tensors: "Sequence[Tensor]", paths: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aot.errors import BindingFailed
+from aot.runtime.argument_names import Speak
 from aot.runtime.expression import FUNCTIONS
 from aot.runtime.guard_source import Source, write_source
 from aot.runtime.guard_text import explain_miss
@@ -42,13 +43,15 @@ def compile_check(
     *,
     device: str = "cpu",
     weights_require_grad: bool = False,
+    speak: Speak = str,
 ) -> Check:
     """Return the check for flat tensor inputs; `device` is where the weights are ("cpu", "cuda:1").
 
-    `weights_require_grad` makes every call that records gradients a miss. Raises BindingFailed, `details["reasons"]`
+    `weights_require_grad` makes every call that records gradients a miss. `speak` gives the name that an input has in
+    what is said of it, from its place in the call. Raises BindingFailed, `details["reasons"]`
     holding what `find_faults` returns, or when the guards ask for a device other than that of the weights.
     """
-    paths = [meta.path for meta in inputs]
+    paths = [speak(meta.path) for meta in inputs]
     source = write_source(guards, paths, weights_require_grad=weights_require_grad)
     names = {} if source.faults else _torch_names(source, device)
     faults = source.faults or tuple(value for value in names.values() if isinstance(value, str))
@@ -59,17 +62,17 @@ def compile_check(
             details={"reasons": list(faults)},
         )
 
-    scope = {**_plain_names(source, paths), **names}
+    scope = {**_plain_names(source, paths, device), **names}
     exec(compile(source.text, "<input guards>", "exec"), scope)
     check: Check = scope["check"]
     return check
 
 
-def _plain_names(source: Source, paths: Sequence[str]) -> dict[str, Any]:
+def _plain_names(source: Source, paths: Sequence[str], device: str) -> dict[str, Any]:
     """Return all of Python that the generated source may use."""
 
     def say(index: int, tensors: "Sequence[Tensor]") -> str:
-        return explain_miss(source.guards[index], tensors, paths)
+        return explain_miss(source.guards[index], tensors, paths, device=device)
 
     def miscounted(tensors: "Sequence[Tensor]") -> str:
         return f"{len(tensors)} tensor input(s), wanted {len(paths)}"

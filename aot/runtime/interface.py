@@ -135,10 +135,19 @@ def open_interface(path: Path) -> Interface:
     try:
         library = ctypes.CDLL(str(path.absolute()))  # RTLD_NOW, and RTLD_LOCAL: many objects have the same symbols
     except OSError as error:
-        raise LoadFailed(
-            f"{path.name} cannot be mapped: {error}", hint="`aot explain` compares its needs with this host"
-        ) from error
+        raise _unmapped(path, error) from error
     return Interface(library, path)
+
+
+def _unmapped(path: Path, error: OSError) -> LoadFailed:
+    from aot.cache.faults import NOEXEC_HINT, is_noexec
+
+    if is_noexec(path):  # the system says only that a segment could not be mapped
+        return LoadFailed(
+            f"{path.name} cannot be mapped: {path.parent} is on a file system mounted noexec ({error})",
+            hint=NOEXEC_HINT,
+        )
+    return LoadFailed(f"{path.name} cannot be mapped: {error}", hint="`aot explain` compares its needs with this host")
 
 
 def capsule_address() -> Callable[[object, None], int]:

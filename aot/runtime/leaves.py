@@ -27,9 +27,8 @@ def collector(tree: Any, path: str) -> Collect:
     return _custom_collector(tree, path)
 
 
-def checker(leaf: Leaf, plain: tuple[type, ...]) -> Check:
-    """Return the check of one leaf; `plain` are the tensor types that compiled code may be given."""
-    path = leaf.path
+def checker(leaf: Leaf, plain: tuple[type, ...], *, path: str) -> Check:
+    """Return the check of one leaf, called `path`; `plain` are the tensor types that compiled code may be given."""
     match leaf.kind:
         case LeafKind.TENSOR:
             return lambda value: None if type(value) in plain else f"{path}: wanted a tensor, found {describe(value)}"

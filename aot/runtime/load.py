@@ -4,6 +4,7 @@ The last arrow of the pod's flow (design.md, section 5). Bytes arrive here verif
 the live module is the program that was compiled. Neither Dynamo nor Inductor is imported and no process is started.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.constants import read_tensors
 from aot.runtime.container import Container
 from aot.runtime.counters import Counters
-from aot.runtime.graphs import GraphSpace
+from aot.runtime.graphs import GraphOutputs, GraphSpace
 from aot.runtime.guards import find_faults
 from aot.runtime.liveness import is_of_program
 from aot.runtime.process import observe_here
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from aot.bundle import StoredBundle
 
+log = logging.getLogger("aot")
+
 Locate = Callable[[File], Path]
 """Give the place of a file's verified bytes."""
 
@@ -55,11 +58,12 @@ def load_artifacts(
     fallback: Fallback,
     reference: Reference | None = None,
     canary: bool = False,
-    graphs: bool = True,
+    graphs: GraphOutputs | None = GraphOutputs.COPIED,
 ) -> CompiledModel:
     """Load the selected artifacts of one bundle for `module`.
 
-    Without `graphs` no call is replayed as a CUDA graph, whatever the artifacts ask for. `canary` runs each artifact
+    `graphs`: whose the results of CUDA graphs are; None where no call is to be replayed as one, whatever the artifacts
+    ask for. Regions' results are always copied: others than the caller read them. `canary` runs each artifact
     on the inputs of its proof first, and leaves out one that gives something else.
     `view` gives a directory that shows an artifact's files under their own names; it is asked only where files must
     lie side by side. With fallback "eager" a misfit yields a CompiledModel that runs eagerly and says why; with
@@ -67,8 +71,9 @@ def load_artifacts(
     """
     counters = Counters()
     likeness = Likeness(manifest.fingerprint, module)
-    opener = _Opener(manifest, locate, view, canary=canary, graphs=graphs)
-    units, reasons = _open_units(_narrowest_first(manifest, selection), module, opener, likeness, counters)
+    chosen = _narrowest_first(manifest, selection)
+    opener = _Opener(manifest, locate, view, canary=canary, graphs=_safe_outputs(graphs, chosen))
+    units, reasons = _open_units(chosen, module, opener, likeness, counters)
     if is_of_program(manifest.fingerprint):
         _try_first(units, manifest, module)
     model = CompiledModel(
@@ -92,6 +97,14 @@ def _narrowest_first(manifest: Manifest, selection: Selection) -> list[Artifact]
     return sorted(chosen, key=lambda artifact: NARROWEST.index(artifact.coverage.kind))
 
 
+def _safe_outputs(wanted: GraphOutputs | None, artifacts: Sequence[Artifact]) -> GraphOutputs | None:
+    """As wanted of a whole program. One region's replay may overwrite what another's gave, while a third needs it."""
+    if wanted is GraphOutputs.STATIC and any(instance for one in artifacts for instance in one.instances):
+        log.warning("aot copies the results of CUDA graphs: the program runs in regions, which read each other's")
+        return GraphOutputs.COPIED
+    return wanted
+
+
 def _misfit(reasons: Sequence[str]) -> BindingFailed:
     return BindingFailed(
         f"the bundle does not fit the live module: {reasons[0]}",
@@ -107,6 +120,7 @@ def load_bundle(
     fallback: Fallback | str = Fallback.EAGER,
     verify: bool = True,
     canary: bool = False,
+    graphs: GraphOutputs | None = GraphOutputs.COPIED,
     environment: Environment | None = None,
 ) -> CompiledModel:
     """Load a bundle from its directory by the pod's own path: observe, select, load.
@@ -138,6 +152,7 @@ def load_bundle(
         fallback=policy,
         reference=reference,
         canary=canary,
+        graphs=graphs,
     )
 
 
@@ -178,7 +193,13 @@ class _Opener:
     """Opens artifacts, and reads the lifted constants of each once for all its instances."""
 
     def __init__(
-        self, manifest: Manifest, locate: Locate, view: Callable[[Artifact], Path], *, canary: bool, graphs: bool
+        self,
+        manifest: Manifest,
+        locate: Locate,
+        view: Callable[[Artifact], Path],
+        *,
+        canary: bool,
+        graphs: GraphOutputs | None,
     ) -> None:
         self._manifest = manifest
         self._locate = locate
@@ -213,10 +234,10 @@ class _Opener:
         )
 
     def space(self, device: str) -> GraphSpace | None:
-        if not self._graphs or not device.startswith("cuda"):
+        if self._graphs is None or not device.startswith("cuda"):
             return None
         if device not in self._spaces:
-            self._spaces[device] = GraphSpace(device)
+            self._spaces[device] = GraphSpace(device, outputs=self._graphs)
         return self._spaces[device]
 
     def open(self, artifact: Artifact, device: str, *, num_models: int | None = None) -> Container:

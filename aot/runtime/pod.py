@@ -21,6 +21,7 @@ from aot.errors import AotError, InvalidConfig, InvalidInput, LoadFailed, LocalS
 from aot.pause import no_full_collection
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.fetch import Candidate, Resolved, blobs_of, ensure_blobs, ensure_verified, remember, resolve
+from aot.runtime.graphs import GraphOutputs
 from aot.runtime.late_client import LateClient
 from aot.runtime.later import Task, run_later
 from aot.runtime.load import load_artifacts, load_nothing, refuse
@@ -62,19 +63,22 @@ def load(
     lock: Path | str | None = None,
     config: Config | None = None,
     graphs: bool = True,
+    graph_outputs: str = "copied",
 ) -> CompiledModel:
     """Return a CompiledModel that is called like `module` and runs what `reference` has for this host.
 
     `fallback` "eager" (the default, or AOT_FALLBACK): whatever cannot be used is a reason to run `module` itself,
     in `.reasons`. "raise": a missing, unfit or unsigned bundle, and a call outside every coverage, raise.
     Without `graphs` no call is replayed as a CUDA graph, which costs memory of the card (`.graphs` says how much).
+    `graph_outputs` "static" spares the copy of a replay's results: a later call overwrites them.
     Raises InvalidInput for a reference, lock file or setting that cannot be read.
     """
     config = config or Config.from_environ()
-    policy = _parse_fallback(fallback or config.fallback)
+    policy = Fallback.parse(fallback or config.fallback)
+    outputs = GraphOutputs.parse(graph_outputs) if graphs else None
     parsed, pins = Reference.parse(reference), _read_lock(lock)
     started = time.perf_counter()
-    attempt = _Attempt(parsed, module, policy, graphs=graphs)
+    attempt = _Attempt(parsed, module, policy, graphs=outputs)
     try:
         model = attempt.run(config, pins)
     except AotError as error:
@@ -148,7 +152,9 @@ def rebind(model: CompiledModel) -> None:
 class _Attempt:
     """One call of `load`, and how far it came: what is known when it fails belongs into the reasons and the receipt."""
 
-    def __init__(self, reference: Reference, module: "Module", fallback: Fallback, *, graphs: bool) -> None:
+    def __init__(
+        self, reference: Reference, module: "Module", fallback: Fallback, *, graphs: GraphOutputs | None
+    ) -> None:
         self.graphs = graphs
         self.reference = reference
         self.module = module
@@ -247,15 +253,17 @@ class _Pod(Struct, frozen=True):
         return resolve(reference, client=self.client, cache=self.cache, trusted=self.trusted, lock=self.lock)
 
     def pull(self, reference: Reference, environment: Environment) -> Pulled:
+        from aot.runtime.warm_cache import ensure_pulled, remember_unless_known
+
         resolved = self.resolve(reference)
-        remember(resolved, self.cache)
+        written = remember_unless_known(resolved, cache=self.cache, trusted=self.trusted)
         selection = _select(resolved, environment, policy=Policy(undecided=True))
         if selection.bundle is not None:
             chosen = {one.bundle: one for one in selection.choices() if one.bundle is not None}
             wanted = {bundle: self.blobs(resolved.candidate(bundle), one) for bundle, one in chosen.items()}
             with self.cache.hold([*wanted, *(blob.digest for blobs in wanted.values() for blob in blobs)]):
                 for bundle, blobs in wanted.items():
-                    ensure_blobs(bundle, blobs, client=self.client, cache=self.cache)
+                    ensure_pulled(bundle, blobs, client=self.client, cache=self.cache, hashed=not written)
                 self.cache.evict()
         return Pulled(reference, selection.bundle, selection, resolved.stale)
 
@@ -272,7 +280,7 @@ class _Pod(Struct, frozen=True):
         *,
         reference: Reference,
         fallback: Fallback,
-        graphs: bool,
+        graphs: GraphOutputs | None,
     ) -> CompiledModel:
         paths = ensure_verified(candidate, selection, client=self.client, cache=self.cache)
 
@@ -339,10 +347,3 @@ def _unexpected(reference: Reference, error: Exception) -> LoadFailed:
         f"loading {reference} failed unexpectedly: {type(error).__name__}: {error}",
         hint="report it with the traceback in the log; the model runs eagerly meanwhile",
     )
-
-
-def _parse_fallback(text: str) -> Fallback:
-    try:
-        return Fallback(text)
-    except ValueError as error:
-        raise InvalidInput(f"wanted the fallback eager or raise, found {text!r}") from error

@@ -16,6 +16,22 @@ MOST_REASONS = 20
 log = logging.getLogger("aot")
 
 
+def graph_counters(model: CompiledModel) -> dict[str, int]:
+    """Sizes that run as CUDA graphs, those that were refused, and the bytes held; empty where no call may be replayed.
+
+    They stand beside the counters of calls in a receipt.
+    """
+    if not (graphs := model.graphs):
+        return {}
+    reports = [report for found in graphs.values() for report in found]
+    refused = sum(bool(report.reason) for report in reports)
+    return {
+        "graphs": len(reports) - refused,
+        "graphs_refused": refused,
+        "graph_memory_bytes": model.graph_memory_bytes,
+    }
+
+
 def send_receipt(
     client: LateClient, model: CompiledModel, environment: Environment, *, stale: bool, seconds: float
 ) -> None:
@@ -28,7 +44,7 @@ def send_receipt(
         environment=environment,
         outcome=model.outcome,
         reasons=(*model.reasons, *missed)[:MOST_REASONS],
-        counters=model.counters,
+        counters=model.counters | graph_counters(model),
         stale_tag=stale,
         load_seconds=seconds,
     )

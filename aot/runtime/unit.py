@@ -109,6 +109,11 @@ class Unit:
         """What replays calls as CUDA graphs here at present."""
         return tuple(variant.graphs for form in self._bound.forms for variant in form.variants if variant.graphs)
 
+    @property
+    def writes(self) -> bool:
+        """Whether what is compiled here writes to the module's buffers."""
+        return any(variant.writes for form in self._bound.forms for variant in form.variants)
+
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the compiled result, or a Miss. Raises RunFailed where eager cannot take over."""
         bound = self._bound

@@ -19,6 +19,20 @@ class Gpu(Document, kw_only=True):
     mig: str | None = None  # "3g.40gb"
 
 
+class Clocks(Document, kw_only=True):
+    """Megahertz of a card's multiprocessors and memory, as its driver told them at one moment; None where it did not.
+
+    `most_...` is the highest that the card can run at, `application_...` what its driver was told to run programs at.
+    """
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    most_sm_mhz: int | None = None
+    most_memory_mhz: int | None = None
+    application_sm_mhz: int | None = None
+    application_memory_mhz: int | None = None
+
+
 class NodeFacts(Document, kw_only=True):
     machine: str | None = None  # "x86_64"
     cpu: Capability | None = None

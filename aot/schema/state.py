@@ -44,7 +44,7 @@ class BlobState(StrEnum):
     PENDING = "pending"
     STORED = "stored"
     CONDEMNED = "condemned"  # no bundle needs it: deleted after a grace period, unless it is wanted again
-    DELETING = "deleting"  # on its way out of the store: it can come back only by another upload
+    DELETING = "deleting"  # on its way out of the store, or held by what moves its bytes: nobody counts on them
 
 
 _TRANSITIONS = {

@@ -59,6 +59,7 @@ def claim(data: ClaimRequest, deps: Deps, caller: Principal) -> ClaimReply:
             tags=row.tags,
             measurements=measured,
             keeps_measurements=True,
+            host_faults=row.host_faults,
         )
     )
 
@@ -90,8 +91,8 @@ def fail(data: FailRequest, build: str, deps: Deps, caller: Principal) -> BuildV
 def release(data: ReleaseRequest, build: str, deps: Deps, caller: Principal) -> BuildView:
     """Give the build back to the queue."""
     with deps.sessions.transaction() as session:
-        view = claims.release(build, reason=data.reason, by=caller, now=deps.clock(), session=session)
-    log.info("build-released", build=build, reason=data.reason, damaged=data.damaged)
+        view = claims.release(build, data, by=caller, now=deps.clock(), session=session)
+    log.info("build-released", build=build, reason=data.reason, damaged=data.damaged, host_fault=data.host_fault)
     if data.damaged:
         deps.suspects.add(data.damaged, partial(damage.quarantine_if_wrong, namespace=view.namespace, deps=deps))
     return view

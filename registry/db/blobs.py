@@ -11,7 +11,8 @@ from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState
-from registry.db.models import BlobRow, NamespaceBlobRow, NamespaceRow
+from registry.db.fleet_models import NamespaceRow
+from registry.db.models import BlobRow, NamespaceBlobRow
 from registry.db.session import add_all_if_absent, add_if_absent, change_all
 
 View = tuple[NamespaceBlobRow, BlobRow]
@@ -61,8 +62,8 @@ def views_of(digests: Iterable[Digest], *, namespace: Namespace, session: Sessio
 def hold_blobs(digests: Iterable[Digest], *, session: Session) -> tuple[Digest, ...]:
     """Keep retention off these blobs until the transaction ends, and let the condemned ones live.
 
-    Returns those that are being deleted: their bytes may vanish at any moment. SQLite has one writer anyway; elsewhere
-    the rows are locked, always in the same order.
+    Returns those that are being deleted, or held (`registry.db.held`): their bytes may vanish at any moment. SQLite has
+    one writer anyway; elsewhere the rows are locked, always in the same order.
     """
     wanted = sorted(set(digests))
     deleting: list[Digest] = []
@@ -101,7 +102,7 @@ def touch_views(digests: Iterable[Digest], *, namespace: Namespace, now: datetim
 
 
 def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, session: Session) -> None:
-    """Make sure that the blobs, and the namespace's views of them, have rows."""
+    """Make sure that the blobs, and the namespace's views of them, have rows; those that are there stay as they are."""
     wanted = _in_order(blobs)
     add_all_if_absent(
         BlobRow,
@@ -119,7 +120,6 @@ def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, 
     )
     views = [{"namespace": namespace, "digest": blob.digest, "opened_at": now, "stored_at": None} for blob in wanted]
     add_all_if_absent(NamespaceBlobRow, views, session)
-    touch_views((blob.digest for blob in wanted), namespace=namespace, now=now, session=session)
 
 
 def mark_stored(blobs: Iterable[Blob], *, now: datetime, session: Session) -> None:
@@ -171,32 +171,6 @@ def is_deleting(digest: Digest, *, since: datetime, session: Session) -> bool:
     return session.scalar(select(BlobRow.digest).where(*same)) is not None
 
 
-def hold_unwanted(digest: Digest, *, now: datetime, session: Session) -> BlobRow | None:
-    """Keep everybody off the blob until the transaction ends; a row that nobody has made is made, and returned.
-
-    The caller removes that one again: it keeps off whoever opens the upload at this moment.
-    """
-    if session.scalar(select(BlobRow.digest).where(BlobRow.digest == digest).with_for_update()) is not None:
-        return None
-    row = BlobRow(digest=digest, size_bytes=0, state=BlobState.DELETING, created_at=now, stored_at=None)
-    if add_if_absent(row, session):
-        return row
-    session.execute(select(BlobRow.digest).where(BlobRow.digest == digest).with_for_update())
-    return None
-
-
-def note_removed(digest: Digest, *, now: datetime, session: Session) -> None:
-    """Bytes of a blob that is not stored were removed: whoever has seen them does not count on them (`is_as_seen`).
-
-    The row is as one that was made now: that stays where it is condemned and wanted again.
-    """
-    unstored = BlobRow.state.in_((BlobState.PENDING, BlobState.CONDEMNED))
-    session.execute(
-        update(BlobRow).where(BlobRow.digest == digest, unstored, BlobRow.stored_at.is_(None)).values(created_at=now),
-        execution_options={"synchronize_session": False},
-    )
-
-
 def account_for(blob: Blob, *, now: datetime, session: Session) -> None:
     """Bytes lie where blobs are: where no row says so, retention is told of them."""
     row = BlobRow(
@@ -207,44 +181,27 @@ def account_for(blob: Blob, *, now: datetime, session: Session) -> None:
         stored_at=None,
         condemned_at=now,
     )
-    if session.get(BlobRow, blob.digest) is None:
-        add_if_absent(row, session)
+    if session.get(BlobRow, blob.digest) is None and add_if_absent(row, session):
+        return
+    # A row that was made to hold the place (`registry.db.held`) stays then: it has bytes.
+    made = (BlobRow.digest == blob.digest, BlobRow.state == BlobState.DELETING, BlobRow.size_bytes == 0)
+    session.execute(
+        update(BlobRow).where(*made).values(size_bytes=blob.size_bytes),
+        execution_options={"synchronize_session": False},
+    )
 
 
 def mark_hashed(blob: Blob, seen: PendingBlob, *, now: datetime, session: Session) -> bool:
     """Compare-and-set to stored. False where it is not pending any more, or bytes were removed since it was seen."""
     done = session.execute(
-        update(BlobRow)
-        .where(*_as_seen(seen))
-        .values(state=BlobState.STORED, size_bytes=blob.size_bytes, stored_at=now),
+        update(BlobRow).where(*as_seen(seen)).values(state=BlobState.STORED, size_bytes=blob.size_bytes, stored_at=now),
         execution_options={"synchronize_session": False},
     )
     return done.rowcount == 1
 
 
-def mark_replaced(blob: Blob, seen: PendingBlob, *, now: datetime, session: Session) -> bool:
-    """As `mark_removed`, for bytes of that size which are being put in their place: nobody has hashed these."""
-    done = session.execute(
-        update(BlobRow).where(*_as_seen(seen)).values(condemned_at=now, size_bytes=blob.size_bytes),
-        execution_options={"synchronize_session": False},
-    )
-    return done.rowcount == 1
-
-
-def mark_removed(seen: PendingBlob, *, now: datetime, session: Session) -> bool:
-    """Note that the bytes which were seen are being removed, and hold the row until the transaction ends.
-
-    False where it is not pending any more, or somebody else has removed bytes since: what lies there now is not what
-    was seen.
-    """
-    done = session.execute(
-        update(BlobRow).where(*_as_seen(seen)).values(condemned_at=now),
-        execution_options={"synchronize_session": False},
-    )
-    return done.rowcount == 1
-
-
-def _as_seen(seen: PendingBlob) -> tuple[ColumnElement[bool], ...]:
+def as_seen(seen: PendingBlob) -> tuple[ColumnElement[bool], ...]:
+    """True of the row while the blob is pending, and no bytes of it were removed or replaced since it was seen."""
     same = BlobRow.condemned_at.is_(None) if seen.removed_at is None else BlobRow.condemned_at == seen.removed_at
     return (
         BlobRow.digest == seen.digest,

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from aot.schema.names import Name
 from aot.schema.profile import Profile
-from registry.db.models import KeyRow, ProfileRow, ReceiptRow, WorkerProfileRow, WorkerRow
+from registry.db.fleet_models import KeyRow, ProfileRow, ReceiptRow, WorkerProfileRow, WorkerRow
 from registry.db.session import add_if_absent
 
 

@@ -1,80 +1,47 @@
-"""Rows (design.md, section 6). The manifest is the truth; what a bundle's rows repeat of it is an index."""
+"""Rows of blobs, builds and bundles (design.md, section 6), beside those of the fleet (`registry.db.fleet_models`).
+
+The manifest is the truth; what a bundle's rows repeat of it is an index.
+"""
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, MetaData, column, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, column, text
+from sqlalchemy.orm import Mapped, mapped_column
 
 from aot.schema.capability import Capability
 from aot.schema.digest import BuildKey, Digest
-from aot.schema.environment import Environment
 from aot.schema.factor import Factor
 from aot.schema.manifest import Envelope
 from aot.schema.names import Name, Namespace, Tag
-from aot.schema.profile import Profile
 from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase
 from aot.schema.spec import Spec
 from aot.schema.state import BlobState, BuildState, BundleState
 from aot.schema.wire.errors import ErrorBody
-from aot.schema.wire.workers import Outcome, Scope
+from aot.schema.wire.workers import Scope
+from registry.db.fleet_models import Row
 from registry.db.types import Bytes, Head, Json, Plain, UtcTime, Word
 
 LIVE_BUILD = "state IN ('queued', 'running')"
 READY_BUILD = "state = 'queued' AND waiting = ''"
 PENDING_BUNDLE = "state = 'pending'"
+HELD_BLOB = "state = 'deleting' AND condemned_at IS NULL"
 UNRECORDED = "recorded_at IS NULL AND state IN ('live', 'withdrawn')"
 # Rows whose record is still to be written. A version that does not sign records sets `recorded_at` alone.
 UNSEALED_TAG = "recorded_at IS NULL OR sealed_at IS NULL OR recorded_at <> sealed_at"
 UNSEALED_BUNDLE = f"state IN ('live', 'withdrawn') AND ({UNSEALED_TAG})"
 
 
-class Row(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-
-
-class NamespaceRow(Row):
-    __tablename__ = "namespaces"
-
-    name: Mapped[Namespace] = mapped_column(Word(Namespace), primary_key=True)
-    created_at: Mapped[datetime] = mapped_column(UtcTime)
-
-
-class ProfileRow(Row):
-    __tablename__ = "profiles"
-
-    name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
-    profile: Mapped[Profile] = mapped_column(Json(Profile))
-    registered_at: Mapped[datetime] = mapped_column(UtcTime)
-
-
-class WorkerRow(Row):
-    __tablename__ = "workers"
-
-    name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
-    registered_at: Mapped[datetime] = mapped_column(UtcTime)
-    seen_at: Mapped[datetime] = mapped_column(UtcTime)
-
-
-class WorkerProfileRow(Row):
-    """What a worker is; `position` 0 is its own profile, the others are levels that it covers."""
-
-    __tablename__ = "worker_profiles"
-
-    worker: Mapped[Name] = mapped_column(Word(Name), ForeignKey("workers.name"), primary_key=True)
-    profile: Mapped[Name] = mapped_column(Word(Name), ForeignKey("profiles.name"), primary_key=True, index=True)
-    position: Mapped[int]
+def _where(condition: str) -> dict[str, Any]:
+    """Of an index of those rows alone for which the condition holds."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class BlobRow(Row):
     __tablename__ = "blobs"
+    # `condemned_at` is empty in it, and makes SQLite prefer it to that column's own, in which most rows are.
+    __table_args__ = (Index("ix_blobs_held", "condemned_at", "created_at", **_where(HELD_BLOB)),)
 
     digest: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
     size_bytes: Mapped[int] = mapped_column(BigInteger)
@@ -107,15 +74,13 @@ class BuildRow(Row):
             "name",
             "build_key",
             unique=True,
-            sqlite_where=text(f"{LIVE_BUILD} AND requalify IS NULL"),
-            postgresql_where=text(f"{LIVE_BUILD} AND requalify IS NULL"),
+            **_where(f"{LIVE_BUILD} AND requalify IS NULL"),
         ),
         Index(
             "uq_builds_live_requalify",
             "requalify",
             unique=True,
-            sqlite_where=text(f"{LIVE_BUILD} AND requalify IS NOT NULL"),
-            postgresql_where=text(f"{LIVE_BUILD} AND requalify IS NOT NULL"),
+            **_where(f"{LIVE_BUILD} AND requalify IS NOT NULL"),
         ),
         # What claim and sweep read: the few live rows, never the history.
         Index(
@@ -124,8 +89,7 @@ class BuildRow(Row):
             "profile",
             "priority",
             "id",
-            sqlite_where=text(LIVE_BUILD),
-            postgresql_where=text(LIVE_BUILD),
+            **_where(LIVE_BUILD),
         ),
         Index("ix_builds_name", "namespace", "name", "id"),
         # Of the queue (`registry.db.queue`): each costs what lives, whatever the history.
@@ -135,23 +99,20 @@ class BuildRow(Row):
             "profile",
             "priority",
             "id",
-            sqlite_where=text(READY_BUILD),
-            postgresql_where=text(READY_BUILD),
+            **_where(READY_BUILD),
         ),
         Index(
             "ix_builds_queued",
             "profile",
             "id",
-            sqlite_where=text("state = 'queued'"),
-            postgresql_where=text("state = 'queued'"),
+            **_where("state = 'queued'"),
         ),
         Index(
             "ix_builds_running",
             "namespace",
             "profile",
             "worker",
-            sqlite_where=text("state = 'running'"),
-            postgresql_where=text("state = 'running'"),
+            **_where("state = 'running'"),
         ),
     )
 
@@ -170,6 +131,7 @@ class BuildRow(Row):
     state: Mapped[BuildState] = mapped_column(Word(BuildState))
     attempt: Mapped[int]
     lost_leases: Mapped[int]
+    host_faults: Mapped[int] = mapped_column(server_default="0")  # after which it was given back
     worker: Mapped[Name | None] = mapped_column(Word(Name))
     lease_expires_at: Mapped[datetime | None] = mapped_column(UtcTime)
     released_by: Mapped[Name | None] = mapped_column(Word(Name))
@@ -216,21 +178,18 @@ class BundleRow(Row):
         Index(
             "ix_bundles_pending",
             "digest",
-            sqlite_where=text(PENDING_BUNDLE),
-            postgresql_where=text(PENDING_BUNDLE),
+            **_where(PENDING_BUNDLE),
         ),
-        Index("ix_bundles_unrecorded", "digest", sqlite_where=text(UNRECORDED), postgresql_where=text(UNRECORDED)),
+        Index("ix_bundles_unrecorded", "digest", **_where(UNRECORDED)),
         Index(
             "ix_bundles_unsealed",
             "digest",
-            sqlite_where=text(UNSEALED_BUNDLE),
-            postgresql_where=text(UNSEALED_BUNDLE),
+            **_where(UNSEALED_BUNDLE),
         ),
         Index(
             "ix_bundles_damaged",
             "digest",
-            sqlite_where=text("damage IS NOT NULL"),
-            postgresql_where=text("damage IS NOT NULL"),
+            **_where("damage IS NOT NULL"),
         ),
     )
 
@@ -346,14 +305,12 @@ class TagRow(Row):
         Index(
             "ix_tags_unrecorded",
             "bundle",
-            sqlite_where=text("recorded_at IS NULL"),
-            postgresql_where=text("recorded_at IS NULL"),
+            **_where("recorded_at IS NULL"),
         ),
         Index(
             "ix_tags_unsealed",
             "bundle",
-            sqlite_where=text(UNSEALED_TAG),
-            postgresql_where=text(UNSEALED_TAG),
+            **_where(UNSEALED_TAG),
         ),
     )
 
@@ -392,30 +349,3 @@ class TokenRow(Row):
     attempt: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     expires_at: Mapped[datetime | None] = mapped_column(UtcTime, index=True)
-
-
-class ReceiptRow(Row):
-    __tablename__ = "receipts"
-    __table_args__ = (Index("ix_receipts_model", "namespace", "name", "id"),)
-
-    id: Mapped[str] = mapped_column(Plain, primary_key=True)
-    received_at: Mapped[datetime] = mapped_column(UtcTime)
-    namespace: Mapped[Namespace] = mapped_column(Word(Namespace))
-    name: Mapped[Name] = mapped_column(Word(Name))
-    reference: Mapped[str] = mapped_column(Plain)
-    bundle: Mapped[Digest | None] = mapped_column(Word(Digest), index=True)  # as told: it need not exist here
-    outcome: Mapped[Outcome] = mapped_column(Word(Outcome))
-    environment: Mapped[Environment] = mapped_column(Json(Environment))
-    reasons: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]))
-    counters: Mapped[dict[str, int]] = mapped_column(Json(dict[str, int]))
-    stale_tag: Mapped[bool]
-    load_seconds: Mapped[float]
-
-
-class KeyRow(Row):
-    """A public key that signs now, or did before: a replica that has none of them is set up wrongly."""
-
-    __tablename__ = "signing_keys"
-
-    public: Mapped[str] = mapped_column(Plain, primary_key=True)
-    first_used_at: Mapped[datetime] = mapped_column(UtcTime)

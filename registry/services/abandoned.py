@@ -1,10 +1,8 @@
-"""Uploads that nobody goes on with, and what arrived and became no blob: they cost space, and no row names them.
-
-The blob's row is held while the store removes; on SQLite, which has one writer, everybody who writes waits meanwhile.
-"""
+"""Uploads that nobody goes on with, and what arrived and became no blob: they cost space, and no row names them."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -14,7 +12,10 @@ from sqlalchemy.orm import Session
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from registry.db import blobs as rows
+from registry.db import held as held_rows
 from registry.deps import Deps
+from registry.services import holding
+from registry.storage import BlobStore
 from registry.storage.parts import Arrival, KeepsIncoming, PartUpload
 
 AT_ONCE = 500
@@ -65,30 +66,26 @@ def give_up_abandoned(deps: Deps) -> int:
 def _give_up(one: PartUpload | Arrival, deps: Deps) -> bool:
     """False where a namespace has asked for the blob since it was found, or has put another version.
 
-    The blob's row is held meanwhile, and made where there is none: whoever opens the upload comes before, and is seen
-    here, or after, and sees that nothing has arrived.
+    The blob is held meanwhile, and its row made where there is none: whoever opens the upload comes before, and is seen
+    here, or is told to come again, and sees that nothing has arrived.
     """
-    assert isinstance(deps.store, KeepsIncoming)
     now = deps.clock()
-    with deps.sessions.transaction() as session:
-        made = rows.hold_unwanted(one.digest, now=now, session=session)
-        if made is None and _is_wanted(one, deps, session):
-            return False
-        if isinstance(one, PartUpload):
-            deps.store.give_up(one)
-            gone = True
-        else:
-            gone = deps.store.incoming_of(one.namespace).discard(one.digest, version=one.version)
-        if made is not None:
-            session.delete(made)
-        elif gone:
-            rows.note_removed(one.digest, now=now, session=session)
-        return gone
+    since = now - deps.settings.grace_of_blobs
+
+    def wanted(session: Session) -> bool:
+        return _is_among(one, rows.lately_wanted((one.digest,), since=since, session=session))
+
+    hold = partial(held_rows.hold, one.digest, now=now, unless=wanted)
+    with holding.held(one.digest, hold, sessions=deps.sessions) as held:
+        return held is not None and _remove(one, deps.store)
 
 
-def _is_wanted(one: PartUpload | Arrival, deps: Deps, session: Session) -> bool:
-    before = deps.clock() - deps.settings.grace_of_blobs
-    return _is_among(one, rows.lately_wanted((one.digest,), since=before, session=session))
+def _remove(one: PartUpload | Arrival, store: BlobStore) -> bool:
+    assert isinstance(store, KeepsIncoming)
+    if isinstance(one, PartUpload):
+        store.give_up(one)
+        return True
+    return store.incoming_of(one.namespace).discard(one.digest, version=one.version)
 
 
 def _is_among(one: PartUpload | Arrival, wanted: Collection[tuple[Digest, Namespace]]) -> bool:

@@ -9,6 +9,7 @@ nothing is; the blob stays pending until its copy was hashed too.
 """
 
 import time
+from functools import partial
 
 import structlog
 
@@ -16,8 +17,9 @@ from aot.errors import BlobNotFound
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from registry.db import blobs as rows
+from registry.db import held as held_rows
 from registry.deps import Deps
-from registry.services import blobs
+from registry.services import blobs, holding
 from registry.storage.parts import Arrival, Incoming, KeepsIncoming, comes_in_parts, incoming_for
 
 log = structlog.get_logger()
@@ -91,11 +93,10 @@ def _adopt_alone(
     blob: Blob, seen: rows.PendingBlob, incoming: Incoming, deps: Deps, *, version: str, seconds: float
 ) -> bool | None:
     """As `_adopt`, where nobody has stored or replaced the blob since it was seen; False where somebody has."""
-    with deps.sessions.transaction() as session:
-        # The row is held while the store copies: what nobody compares must not be written over what is proven.
-        if not rows.mark_replaced(blob, seen, now=deps.clock(), session=session):
-            return False
-        return _adopt(blob, incoming, deps, version=version, seconds=seconds)
+    # What nobody compares must not be written over what is proven: nobody stores the blob while the store copies.
+    hold = partial(held_rows.hold_pending, seen, now=deps.clock(), copied=blob)
+    with holding.held(blob.digest, hold, sessions=deps.sessions) as held:
+        return held is not None and _adopt(blob, incoming, deps, version=version, seconds=seconds)
 
 
 def _mark(blob: Blob, seen: rows.PendingBlob, deps: Deps) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import BinaryIO
 
 import structlog
@@ -26,8 +27,10 @@ from aot.schema.wire.blobs import Link
 from aot.schema.wire.workers import Scope
 from registry.clock import Clock
 from registry.db import blobs as rows
+from registry.db import held as held_rows
 from registry.db.models import BlobRow
 from registry.db.session import Sessions
+from registry.services import holding
 from registry.services.hashing import Hashing
 from registry.services.tokens import Principal
 from registry.storage import BlobStore
@@ -202,10 +205,11 @@ def settle_upload(
         whole = Blob(digest=blob.digest, size_bytes=hashed.size_bytes)
         with sessions.transaction() as session:
             return rows.mark_hashed(whole, seen, now=clock(), session=session)
-    with sessions.transaction() as session:
-        if rows.mark_removed(seen, now=clock(), session=session):
+    # Nobody may count the next upload as stored before these bytes are gone.
+    hold = partial(held_rows.hold_pending, seen, now=clock())
+    with holding.held(blob.digest, hold, sessions=sessions) as held:
+        if held is not None:
             log.warning("upload-with-other-bytes", digest=blob.digest, found=hashed.hex)
-            # Inside: nobody may count the next upload as stored before these bytes are gone.
             store.delete(blob.digest, version=hashed.version)
     return False
 
@@ -224,11 +228,11 @@ def distinct(blobs: Iterable[Blob]) -> tuple[Blob, ...]:
 
 
 def _hold(blobs: tuple[Blob, ...], *, session: Session) -> None:
-    """Raises BlobPending: what retention is deleting at this moment can be uploaded right after."""
+    """Raises BlobPending: what is being deleted, or held, at this moment can be uploaded right after."""
     deleting = rows.hold_blobs((blob.digest for blob in blobs), session=session)
     if deleting:
         raise BlobPending(
-            f"{len(deleting)} blobs are being deleted, the first {deleting[0]}",
+            f"{len(deleting)} blobs are being deleted, or moved to their place, the first {deleting[0]}",
             hint="send the request again in a few seconds",
             details={"digests": list(deleting)},
         )

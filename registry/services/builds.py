@@ -121,6 +121,7 @@ def new_build(
         state=BuildState.QUEUED,
         attempt=0,
         lost_leases=0,
+        host_faults=0,
         step="",
         waiting="",
         setback="",

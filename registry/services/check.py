@@ -103,7 +103,7 @@ def _migrations(schema: Schema, *, embedded: bool) -> Finding:
 
 def _broker(settings: Settings, clock: Clock) -> Iterator[Finding]:
     for name, good, found, hint in check_broker.probe(settings):
-        yield Finding(name, Verdict.OK if good else Verdict.WRONG, found, hint)
+        yield Finding(name, _verdict(good), found, hint)
 
 
 def _store(settings: Settings, clock: Clock) -> Iterator[Finding]:
@@ -122,8 +122,11 @@ def _store(settings: Settings, clock: Clock) -> Iterator[Finding]:
             yield skew("blob store clock", step)
         else:
             name, good, found, hint = step
-            verdict = Verdict.OK if good else Verdict.WEAK if good is None else Verdict.WRONG
-            yield Finding(f"blob store {name}", verdict, found, hint)
+            yield Finding(f"blob store {name}", _verdict(good), found, hint)
+
+
+def _verdict(good: bool | None) -> Verdict:
+    return Verdict.OK if good else Verdict.WEAK if good is None else Verdict.WRONG
 
 
 def skew(name: str, ahead: timedelta) -> Finding:

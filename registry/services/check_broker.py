@@ -12,19 +12,24 @@ from kombu.exceptions import OperationalError
 from aot.broker import celery_settings, folders_of, make_folders
 from registry.settings import Settings
 
-Step = tuple[str, bool, str, str]
+Step = tuple[str, bool | None, str, str]
 WAIT_SECONDS = 5.0
+# RabbitMQ's consumer_timeout where nobody has set another. AMQP does not tell it.
+RABBITMQ_HOLDS = timedelta(minutes=30)
 
 
 def probe(settings: Settings) -> Iterator[Step]:
-    """Name, whether it is right, what was found, what to set. Raises InvalidConfig for a URL that none can be."""
+    """Name, whether it is right (None: it works at a cost), what was found, what to set.
+
+    Raises InvalidConfig for a URL that none can be.
+    """
     celery = celery_settings(settings.broker_url, data_dir=settings.data_dir)
     make_folders(celery)
     if folders_of(celery):
         yield "broker", True, "the embedded queue of files", ""
         return
     options: dict[str, Any] = dict(celery["broker_transport_options"])
-    yield from _visibility(options, settings)
+    yield from _visibility(celery["broker_url"], options, settings)
     options |= {"socket_connect_timeout": WAIT_SECONDS, "socket_timeout": WAIT_SECONDS, "max_retries": 1}
     url = celery["broker_url"]
     where = Connection(url).as_uri()  # without its password
@@ -50,10 +55,15 @@ def _round_trip(connection: Connection, where: str) -> Step:
             return "broker", False, f"{where} took a message and did not give it back", "look at the broker's log"
         message.ack()
         queue.queue.delete()
-    return "broker", message.payload == sent, f"{where}: a message went through and came back", ""
+    if message.payload != sent:
+        return "broker", False, f"{where} gave back another message than it took", "see what lies between: a proxy?"
+    return "broker", True, f"{where}: a message went through and came back", ""
 
 
-def _visibility(options: dict[str, Any], settings: Settings) -> Iterator[Step]:
+def _visibility(url: str, options: dict[str, Any], settings: Settings) -> Iterator[Step]:
+    """How long the broker leaves a message with the worker that took it: an attempt may last that long."""
+    if url.startswith(("amqp://", "amqps://")):
+        yield _rabbitmq_holds(settings)
     seconds = options.get("visibility_timeout")
     if seconds is None:
         return
@@ -64,6 +74,17 @@ def _visibility(options: dict[str, Any], settings: Settings) -> Iterator[Step]:
         f"a message that is worked on stays hidden for {visible}, an attempt lives {settings.attempt_lives}",
         "" if visible >= settings.attempt_lives else f"set AOT_ATTEMPT_SECONDS to at most {seconds}",
     )
+
+
+def _rabbitmq_holds(settings: Settings) -> Step:
+    """Nothing is lost: the worker connects anew, and the message wakes whoever takes it next (`worker.consumer`)."""
+    lives = settings.attempt_lives
+    found = f"RabbitMQ ends a consumer that holds a message for {RABBITMQ_HOLDS}, unless it is set otherwise; an "
+    if lives <= RABBITMQ_HOLDS:
+        return "broker visibility", True, f"{found}attempt lives {lives}", ""
+    milliseconds = round(lives.total_seconds() * 1000)
+    hint = f"set consumer_timeout = {milliseconds} in rabbitmq.conf; else workers connect anew during long builds"
+    return "broker visibility", None, f"{found}attempt may live {lives}, and the broker does not tell", hint
 
 
 def _eviction(connection: Connection) -> Iterator[Step]:

@@ -15,7 +15,7 @@ from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.spec import Blob
 from aot.schema.state import BuildEvent, BuildState
-from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, ProgressRequest, RenewReply
+from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, ProgressRequest, ReleaseRequest, RenewReply
 from aot.schema.wire.workers import Scope
 from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
@@ -31,8 +31,9 @@ LINE_CHARACTERS = 4000
 LINES_A_BUILD = 20_000
 # A worker that gave a build back is not handed the same one again at once, so that others may try.
 PAUSE_AFTER_RELEASE = timedelta(seconds=60)
-# The proof of a pushed bundle is given back however often: after so many attempts, less and less soon to anybody.
-QUICK_ATTEMPTS = 5
+# A build is given back however often: after so many attempts, less and less soon to anybody. A pushed bundle's sooner:
+# it costs a host the proof again, and its bytes are what most often is at fault.
+QUICK_ATTEMPTS, QUICK_PROOFS = 10, 5
 LONGEST_PAUSE = timedelta(hours=1)
 
 
@@ -118,7 +119,7 @@ def fail(build: str, request: FailRequest, *, by: Principal, now: datetime, sess
     return view_of(row)
 
 
-def release(build: str, *, reason: str, by: Principal, now: datetime, session: Session) -> BuildView:
+def release(build: str, request: ReleaseRequest, *, by: Principal, now: datetime, session: Session) -> BuildView:
     """Give the build back to the queue. Said twice is once. Raises as `require_held` does."""
     row = find_own(build, by=by, session=session)
     if row.state is BuildState.QUEUED and row.attempt == by.attempt and row.released_at is not None:
@@ -128,8 +129,9 @@ def release(build: str, *, reason: str, by: Principal, now: datetime, session: S
     changes = {
         "released_by": worker,
         "released_at": now,
-        "setback": f"{worker} gave it back: {reason}"[:1000],
+        "setback": f"{worker} gave it back: {request.reason}"[:1000],
         "sent_at": now - timedelta(days=1),  # the sweeper sends a ticket at once
+        "host_faults": row.host_faults + request.host_fault,
         **WAITING_AGAIN,
     }
     if not rows.advance_build(row, BuildEvent.RELEASE, session=session, **changes):
@@ -198,8 +200,9 @@ def _paused(row: BuildRow, *, worker: Name, now: datetime) -> str:
     since = abs(now - row.released_at)
     if row.released_by == worker and since < PAUSE_AFTER_RELEASE:
         return "this worker gave it back just now"
-    more = row.attempt - QUICK_ATTEMPTS
-    if row.requalify is None or more <= 0 or since >= min(PAUSE_AFTER_RELEASE * 2 ** min(more, 10), LONGEST_PAUSE):
+    # Lost leases have an end of their own.
+    more = row.attempt - row.lost_leases - (QUICK_ATTEMPTS if row.requalify is None else QUICK_PROOFS)
+    if more <= 0 or since >= min(PAUSE_AFTER_RELEASE * 2 ** min(more, 10), LONGEST_PAUSE):
         return ""
     return f"it was given back after attempt {row.attempt}, and the next one waits for a while"
 

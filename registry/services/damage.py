@@ -23,7 +23,7 @@ from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from registry.db import damage as rows
 from registry.deps import Deps
-from registry.services import blobs, deleting
+from registry.services import blobs, deleting, holding
 from registry.services.hashing import Hashing
 
 MOST_A_PASS = 200
@@ -119,7 +119,8 @@ def _lacking(deps: Deps, *, start: Digest) -> tuple[Sequence[Blob], bool]:
 
 
 def _end_removals(deps: Deps) -> None:
-    """End what a crash has left between two steps of `quarantine`."""
+    """End what a crash has left between two steps of `quarantine`, or held."""
+    holding.end_half_done(deps)
     now = deps.clock()
     with deps.sessions.reading() as session:
         stuck = rows.half_removed(session, before=now - STUCK, limit=MOST_A_PASS)

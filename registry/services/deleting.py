@@ -7,27 +7,21 @@
 Whoever was stopped between two of these steps, for however long, finds the row changed. Where it was stopped between
 the look at the row and the delete and has lost its connection too, the version is another by then: the blob stays.
 
-PostgreSQL keeps the turn of one blob while the store deletes. SQLite has one writer, whom nobody may keep for as long
-as a store takes: there the turn is this process's own, and of several processes at one file each relies on the version.
+The turn of a blob is as in `registry.services.holding`; of several processes at one SQLite file each relies on the
+version.
 """
 
-import threading
 from collections.abc import Callable
 from datetime import datetime
 
 import structlog
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
 from registry.db import blobs as rows
-from registry.db.session import hold_turn
 from registry.deps import Deps
+from registry.services.holding import turn
 
-# Whoever deletes the same blob is at one or two requests; a replica that hangs in them must not hang the others.
-LOCK_SECONDS = 60
-# Of this process, one for many blobs: what waits for another blob's delete waits for one request.
-_TURNS = tuple(threading.Lock() for _ in range(64))
 log = structlog.get_logger()
 
 
@@ -38,21 +32,7 @@ def delete_marked(digest: Digest, *, since: datetime, end: Callable[[Session], b
     the mark is left, for a later pass. Raises StorageUnavailable.
     """
     version = deps.store.version(digest)
-    if not deps.sessions.shared:
-        return _delete_alone(digest, version, since=since, end=end, deps=deps)
-    with deps.sessions.transaction() as session:
-        session.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
-        hold_turn(session.connection(), f"delete {digest}")
-        if not rows.is_deleting(digest, since=since, session=session):
-            return False
-        return _delete(digest, version, deps) and end(session)
-
-
-def _delete_alone(
-    digest: Digest, version: str | None, *, since: datetime, end: Callable[[Session], bool], deps: Deps
-) -> bool:
-    """As `delete_marked`, with no transaction open while the store is asked."""
-    with _TURNS[int(digest.hex[:2], 16) % len(_TURNS)]:
+    with turn(digest, deps.sessions):
         with deps.sessions.reading() as session:
             if not rows.is_deleting(digest, since=since, session=session):
                 return False

@@ -1,5 +1,6 @@
 """Workers and the profiles that they are."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -83,8 +84,11 @@ def list_workers(*, by: Principal, live_since: datetime, session: Session) -> Wo
 
 def list_profiles(*, live_since: datetime, now: datetime, session: Session) -> ProfileListing:
     live = rows.live_profiles(session, seen_since=live_since)
-    queued = build_rows.queued_by_profile(session)
-    return ProfileListing(profiles=tuple(profiles.list_views(live=live, queued=queued, now=now, session=session)))
+    running: Counter[Name] = Counter()
+    for (_, profile), count in queue.running_counts(session).items():
+        running[profile] += count
+    builds = {"queued": build_rows.queued_by_profile(session), "running": running}
+    return ProfileListing(profiles=tuple(profiles.list_views(live=live, **builds, now=now, session=session)))
 
 
 def _put_profile(profile: Profile, *, worker: Name, live_since: datetime, now: datetime, session: Session) -> None:

@@ -29,8 +29,13 @@ def get_profile(name: Name, *, now: datetime, session: Session) -> Profile:
     return profile
 
 
-def list_views(*, live: dict[Name, int], queued: dict[Name, int], now: datetime, session: Session) -> list[ProfileView]:
-    """Every profile as `get_profile` answers it, by name. `live` workers and `queued` builds are counts by profile."""
+def list_views(
+    *, live: dict[Name, int], queued: dict[Name, int], running: dict[Name, int], now: datetime, session: Session
+) -> list[ProfileView]:
+    """Every profile as `get_profile` answers it, by name.
+
+    `live` workers, `queued` and `running` builds are counts by profile.
+    """
     held = _held(now, session)
     names = {profile.name for profile in held}
     return [
@@ -38,6 +43,8 @@ def list_views(*, live: dict[Name, int], queued: dict[Name, int], now: datetime,
             profile=_unheld_target(profile.name, held) or profile,
             live_workers=live.get(profile.name, 0),
             queued=queued.get(profile.name, 0),
+            running=running.get(profile.name, 0),
+            live_builds=queued.get(profile.name, 0) + running.get(profile.name, 0),
             held=profile.name in names,
         )
         for profile in fleet_rows.list_profiles(session)

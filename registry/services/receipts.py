@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from aot.schema.wire.workers import Receipt, Scope
 from registry.clock import sortable_id
 from registry.db import fleet as rows
-from registry.db.models import ReceiptRow
+from registry.db.fleet_models import ReceiptRow
 from registry.services.tokens import Principal
 
 MOST_REASONS = 100

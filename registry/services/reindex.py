@@ -167,10 +167,11 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite
 
 def _add_blob(blob: Blob, received: Received, *, arrived: blobs.Arrived, deps: Deps, session: Session) -> bool:
     """False where the store does not hold it."""
-    now = deps.clock()
+    now, namespace = deps.clock(), received.manifest.namespace
     stored = arrived.sizes.get(blob.digest) == blob.size_bytes
     seen, before = arrived.seen.get(blob.digest), session.get(BlobRow, blob.digest, populate_existing=True)
-    blob_rows.open_uploads((blob,), namespace=received.manifest.namespace, now=now, session=session)
+    blob_rows.open_uploads((blob,), namespace=namespace, now=now, session=session)
+    blob_rows.touch_views((blob.digest,), namespace=namespace, now=now, session=session)
     if stored:
         row = session.get(BlobRow, blob.digest, populate_existing=True)
         if row is not None and row.state is BlobState.PENDING:
@@ -178,7 +179,7 @@ def _add_blob(blob: Blob, received: Received, *, arrived: blobs.Arrived, deps: D
             if not (before is None and seen is None) and not blob_rows.is_as_seen(row, seen):
                 return False
             blob_rows.mark_stored((blob,), now=now, session=session)
-        blob_rows.mark_uploaded((blob.digest,), namespace=received.manifest.namespace, now=now, session=session)
+        blob_rows.mark_uploaded((blob.digest,), namespace=namespace, now=now, session=session)
     return stored
 
 

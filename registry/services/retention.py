@@ -26,7 +26,7 @@ from registry.db import records as record_rows
 from registry.db import retention as rows
 from registry.db import retention_plan as plan_rows
 from registry.deps import Deps
-from registry.services import abandoned, deleting, records, unproven
+from registry.services import abandoned, deleting, holding, records, unproven
 
 AT_ONCE = 200
 DELETE_AT_ONCE = 50
@@ -90,6 +90,7 @@ class _Pass:
 def retain(deps: Deps) -> Retained:
     """One pass. Raises StorageUnavailable; what was done until then stays done, and the next pass goes on."""
     deps.uses.flush(deps.sessions)
+    holding.end_half_done(deps)  # what is held is nobody else's to remove
     going = _Pass(deps)
     more = True
     while more:

@@ -1,6 +1,7 @@
 """After a campaign, with every fault ended: is everything that was promised true?
 
-builds    every accepted build has ended, once; no build has two bundles, or a bundle and another end
+builds    every accepted build has ended, once; no build has two bundles, or a bundle and another end; none failed,
+          since every program of a campaign compiles, but where hosts had no disk in too many attempts at one
 bundles   every visible one is complete in the store, its bytes are those of its digests, a trusted key signed it
 records   every visible bundle and every tag has one that says what its row says, signed by a trusted key
 orphans   after the grace period, nothing is left in the store that no bundle needs, and no upload in parts is open
@@ -32,6 +33,7 @@ from tests.faults.backends import ACCESS, SECRET
 from tests.faults.clients import Accepted
 from tests.faults.fleet import Fleet
 from tests.faults.stacks import Stack
+from worker.run import MOST_HOST_FAULTS
 
 ENDS = {"bundle-published": "published", "build-failed": "failed", "build-cancelled": "cancelled"}
 
@@ -79,6 +81,8 @@ class Auditor:
             wanted = 1 if row.state is BuildState.PUBLISHED else 0
             if counts.get(build, 0) != wanted or (row.bundle is not None) != bool(wanted):
                 ledger.violated(f"build {build} is {row.state} and has {counts.get(build, 0)} bundles")
+            if row.state is BuildState.FAILED and not (row.error and row.host_faults + 1 >= MOST_HOST_FAULTS):
+                ledger.violated(f"build {build} was lost: {row.error.message if row.error else row.setback}")
             if build in self.accepted.cancelled and row.state is not BuildState.CANCELLED:
                 ledger.violated(f"build {build} was cancelled, and is {row.state}")
             ledger.saw(f"auditor: builds {row.state}" + (f" ({row.error.code})" if row.error else ""))

@@ -10,7 +10,7 @@ import torch
 from aot.runtime import graphs as graphs_module
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
-from aot.runtime.graphs import Graphed, GraphSpace
+from aot.runtime.graphs import Graphed, GraphOutputs, GraphSpace, memory_of
 from tests.gpu.test_runtime_container import HIDDEN, on_gpu, opened, plan
 from tests.integration.runtime_builds import Program, built_program, seeded_program
 
@@ -146,14 +146,72 @@ def test_inside_the_callers_own_graph_it_is_captured_with_it() -> None:
     torch.testing.assert_close(hidden, torch.relu(program.first(x) + y))
 
 
+def test_static_results_lie_in_the_graph_and_are_overwritten() -> None:
+    program = seeded_program(0).cuda()
+    runner = graphed(program, GraphSpace("cuda:0", outputs=GraphOutputs.STATIC))
+    for seed in range(2):
+        runner.run(on_gpu(8, seed=seed))
+    x, y = on_gpu(8, seed=5)
+    before = torch.cuda.memory_allocated()
+    first = runner.run((x, y))[HIDDEN]
+    assert torch.cuda.memory_allocated() == before  # nothing was copied
+    torch.testing.assert_close(first, torch.relu(program.first(x) + y))
+    x, y = on_gpu(8, seed=6)
+    assert runner.run((x, y))[HIDDEN].data_ptr() == first.data_ptr()
+    torch.testing.assert_close(first, torch.relu(program.first(x) + y))
+
+
+class Synchronizing:
+    """A program that waits for the card within its run, which a capture forbids."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self.waits = True
+
+    def run_single_threaded(self, tensors: Any) -> Any:
+        outputs = self._container.run_single_threaded(tensors)
+        if self.waits:
+            torch.cuda.current_stream().synchronize()
+        return outputs
+
+
+def test_what_the_card_refuses_runs_without_a_graph_and_spoils_no_other_size() -> None:
+    program, eager = seeded_program(1).cuda(), seeded_program(1).cuda()
+    runner = graphed(program)
+    runner._single = synchronizing = Synchronizing(runner._single)  # type: ignore[assignment]
+    run = caller(program, runner)
+    for turn in range(3):
+        case = on_gpu(8, seed=turn)
+        torch.testing.assert_close(run(*case)[0], eager(*case)[0])
+    synchronizing.waits = False
+    for turn in range(3):
+        case = on_gpu(4, seed=turn)
+        torch.testing.assert_close(run(*case)[0], eager(*case)[0])
+    reasons = {report.sizes[0][0]: report.reason for report in runner.reports()}
+    assert reasons[8].startswith("not captured: ") and reasons[4] == ""
+    # The allocator is not left in the middle of a capture: another one begins and ends, and memory is given back.
+    graph, x = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
+    with torch.cuda.graph(graph):
+        doubled = x * 2
+    graph.replay()
+    assert doubled.tolist() == [2.0] * 8
+
+
 def test_memory_is_reported_and_given_back() -> None:
     program = seeded_program(0).cuda()
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     runner = graphed(program)
-    for _ in range(3):
-        runner.run(on_gpu(64))
-    assert all(report.memory_bytes >= 0 for report in runner.reports())
+    inputs_bytes = 0
+    for rows in (64, 32):
+        for _ in range(3):
+            runner.run(on_gpu(rows))
+        inputs_bytes += sum(tensor.untyped_storage().nbytes() for tensor in on_gpu(rows))
+    reports = runner.reports()
+    pool_bytes = runner.space.pool_bytes()
+    assert sum(report.memory_bytes for report in reports) == memory_of([runner]) == inputs_bytes + pool_bytes
+    assert pool_bytes >= 64 * 32 * 4  # `hidden` at least
+    assert torch.cuda.memory_reserved() - reserved >= pool_bytes
     del runner
     torch.cuda.synchronize()
     # A stream of its own has a cuBLAS workspace of its own, 32 MiB on this card, which torch keeps.

@@ -20,7 +20,8 @@ from aot.schema.manifest import Manifest, decode_manifest
 from aot.schema.names import Name, Reference
 from aot.schema.profile import Profile
 from aot.schema.wire.workers import Outcome, Scope
-from registry.db.models import BundleRow, ReceiptRow
+from registry.db.fleet_models import ReceiptRow
+from registry.db.models import BundleRow
 from tests.commands import Ran, Shell, a_shell, end
 from worker.run import Bench, Ended, run_build
 
@@ -107,10 +108,12 @@ def test_a_command_runs_on_the_bundle_and_compiles_nothing(fleet: Fleet) -> None
 
 
 @pytest.mark.torch
-def test_a_program_warms_itself_after_torch_was_imported(fleet: Fleet) -> None:
+@pytest.mark.parametrize("imported", ["torch, torch._inductor.config, ", ""], ids=["after torch", "before torch"])
+def test_a_program_warms_itself_before_or_after_it_imports_torch(fleet: Fleet, imported: str) -> None:
     code = (
-        "import logging, runpy, torch, torch._inductor.config, aot; logging.basicConfig(level=logging.INFO)\n"
+        f"import logging, runpy, sys, {imported}aot; logging.basicConfig(level=logging.INFO)\n"
         "assert aot.warm('broken:v1').graphs == 2\n"
+        f"assert ('torch' in sys.modules) is {bool(imported)}\n"
         f"runpy.run_path({PROGRAM.name!r}, run_name='__main__')"
     )
     # The registry is gone, and the node has everything: some command of it was here before.
@@ -160,6 +163,10 @@ def test_entries_that_are_not_used_are_told_loudly_with_what_differs(fleet: Flee
     ran = fleet.run("broken:v1", "--", "python", "-S", "-c", WRITER, OMP_NUM_THREADS="7")
     assert "WARNING: 2 graphs were restored, and none of them was used" in ran.err
     assert "OMP_NUM_THREADS was not set, is 7" in ran.err
+    with fleet.shell.service.deps.sessions.reading() as session:
+        receipts = session.scalars(select(ReceiptRow).where(ReceiptRow.outcome == Outcome.EAGER)).all()
+    (reasons,) = [row.reasons for row in receipts if "2 graphs were restored, and none of them was used" in row.reasons]
+    assert "OMP_NUM_THREADS was not set, is 7" in reasons
 
 
 WRITER = """

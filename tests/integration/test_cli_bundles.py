@@ -190,6 +190,15 @@ def test_what_is_no_directory_is_bad_input(shell: Shell, tmp_path: Path, command
         assert (ran.code, "is no directory" in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "push"])
+def test_a_nodes_cache_is_called_so(shell: Shell, tmp_path: Path, published: Digest, command: str) -> None:
+    pulled = shell.aot("pull", f"mini@{published}", "--into", str(tmp_path / "cache"))
+    ran = shell.aot(command, str(tmp_path / "cache"))
+    assert (ran.code, ran.out) == (2, ""), pulled.err
+    assert f"{tmp_path}/cache is a node's cache, with manifests of 1 bundle(s), and no bundle\n" in ran.err
+    assert "aot pull REFERENCE --as-bundle DIR" in ran.err and "do not load" not in ran.err
+
+
 def test_inspect_of_a_damaged_manifest_is_an_integrity_error(shell: Shell, directory: Path) -> None:
     cut_manifest(directory)
     ran = shell.aot("inspect", str(directory))

@@ -17,6 +17,8 @@ from tests.builders import BYTES, a_file, a_manifest, a_profile, a_spec, an_arti
 from tests.commands import Shell, a_shell, interrupt
 from tests.fake_backend import a_packed_source
 
+pytestmark = pytest.mark.embedded("bytes are held up in the registry's own routes")
+
 # What every x86-64 machine can be.
 PROFILE = a_profile("cpu-base", capability="cpu:x86-64")
 # More than sockets buffer, so that an upload cannot be over before anybody has read it.

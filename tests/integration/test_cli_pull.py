@@ -63,6 +63,7 @@ class Held:
 
 
 links_read = links._read
+in_the_registry = pytest.mark.embedded("bytes are held up in the registry's own routes")
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def node(shell: Shell, tmp_path: Path) -> tuple[Shell, tuple[str, ...], LocalCac
     return shell.with_environ(AOT_CACHE_DIR=str(place)), ("pull", "mini", "--host", str(host)), LocalCache(place)
 
 
+@in_the_registry
 def test_ctrl_c_in_the_middle_of_a_blob_leaves_no_half_blob(
     node: tuple[Shell, tuple[str, ...], LocalCache], held: Held
 ) -> None:
@@ -99,6 +101,7 @@ def test_ctrl_c_in_the_middle_of_a_blob_leaves_no_half_blob(
     assert cache.verify(LIBRARY.digest)
 
 
+@in_the_registry
 def test_a_store_that_breaks_off_is_unavailable_and_nothing_is_lost(
     node: tuple[Shell, tuple[str, ...], LocalCache], held: Held
 ) -> None:

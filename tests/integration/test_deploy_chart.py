@@ -4,6 +4,7 @@ No cluster is asked. KEDA's two kinds are not in those schemas: what is checked 
 """
 
 import json
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -332,20 +333,34 @@ def test_the_scaler_reads_the_queue_where_the_registry_says_it() -> None:
     scaler = one(objects, "ScaledObject", "aot-worker-cpu-v3")["spec"]
     worker = one(objects, "Deployment", scaler["scaleTargetRef"]["name"])
     assert "replicas" not in worker["spec"], "the scaler sets them; an upgrade must not"
-    [trigger] = scaler["triggers"]
+    profile = environment(pods(objects)[worker["metadata"]["name"]], aot_broker="redis://h")["AOT_PROFILE"]
     endpoint = ENDPOINTS["list_profiles"]
-    assert (trigger["type"], trigger["metadata"]["authMode"], endpoint.scope) == ("metrics-api", "bearer", Scope.READ)
-    assert trigger["metadata"]["url"] == f"http://aot.serving.svc{endpoint.path}"
-    token = one(objects, "TriggerAuthentication", trigger["authenticationRef"]["name"])["spec"]["secretTargetRef"]
-    assert token == [{"parameter": "token", "name": "aot-scaler-token", "key": "token"}]
+    for trigger in scaler["triggers"]:
+        assert (trigger["type"], trigger["metadata"]["authMode"], endpoint.scope) == (
+            "metrics-api",
+            "bearer",
+            Scope.READ,
+        )
+        assert trigger["metadata"]["url"] == f"http://aot.serving.svc{endpoint.path}"
+        token = one(objects, "TriggerAuthentication", trigger["authenticationRef"]["name"])["spec"]["secretTargetRef"]
+        assert token == [{"parameter": "token", "name": "aot-scaler-token", "key": "token"}]
+    # Queued, running → how many of at most 8 workers; two builds are worth one here.
+    cases = {(0, 0): 0, (7, 0): 4, (1, 1): 1, (0, 4): 4, (9, 2): 6}
+    assert {case: workers_for(scaler, profile, *case) for case in cases} == cases
 
-    path = re.fullmatch(r'profiles\.#\(profile\.name=="([^"]+)"\)\.queued', trigger["metadata"]["valueLocation"])
-    assert path is not None
-    assert path[1] == environment(pods(objects)[worker["metadata"]["name"]], aot_broker="redis://h")["AOT_PROFILE"]
-    for queued in (7, 0):
-        view = ProfileView(profile=a_profile(name=path[1]), live_workers=1, queued=queued)
-        reply = json.loads(encode(ProfileListing(profiles=(view,))))
-        assert [row["queued"] for row in reply["profiles"] if row["profile"]["name"] == path[1]] == [queued]
+
+def workers_for(scaler: dict[str, Any], profile: str, queued: int, running: int) -> int:
+    """As KEDA: each trigger reads a number, which is there also where it is 0, and the largest wish counts."""
+    counts = {"queued": queued, "running": running, "live_builds": queued + running}
+    view = ProfileView(profile=a_profile(name=profile), live_workers=1, **counts)
+    reply = json.loads(encode(ProfileListing(profiles=(view,))))
+    wishes = []
+    for trigger in scaler["triggers"]:
+        path = re.fullmatch(r'profiles\.#\(profile\.name=="([^"]+)"\)\.(\w+)', trigger["metadata"]["valueLocation"])
+        assert path is not None
+        [value] = [row[path[2]] for row in reply["profiles"] if row["profile"]["name"] == path[1]]
+        wishes.append(math.ceil(value / int(trigger["metadata"]["targetValue"])))
+    return max(wishes)
 
 
 def test_names_stay_within_what_kubernetes_allows() -> None:

@@ -224,6 +224,7 @@ def test_a_token_that_makes_no_sense_is_refused(service: Service, scopes: tuple[
         service.call("create_token", TokenRequest(label="x", scopes=scopes, expires_in_seconds=seconds))
 
 
+@pytest.mark.embedded("reads SQLite's files")
 def test_secrets_are_not_kept(service: Service) -> None:
     secret = service.token(Scope.READ)
     for path in service.deps.settings.data_dir.glob("registry.sqlite3*"):

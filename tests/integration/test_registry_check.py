@@ -18,7 +18,7 @@ from registry.db.migrate import migrate
 from registry.db.session import open_sessions
 from registry.services.check import Finding, Verdict, check
 from registry.settings import Settings
-from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
+from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.integration.test_registry_process import free_port, run, serving
 
 NOWHERE = "127.0.0.1:9"  # discard: nothing listens there

@@ -1,6 +1,7 @@
 """Claims and leases: who gets which build, for how long, and what time does to it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from aot.schema.state import BuildState
 from aot.schema.wire.builds import ClaimRequest, FailRequest, ProgressRequest, ReleaseRequest
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Scope
+from registry.services.claims import QUICK_ATTEMPTS
 from tests.builders import a_profile, a_report, a_source, a_spec
 from tests.service import Service, a_service
 
@@ -214,6 +216,38 @@ def test_a_released_build_comes_back_to_its_only_worker_after_a_while(service: S
     service.call("release", ReleaseRequest(reason="restart"), token=claim.token, build=claim.build)
     service.clock.advance(60)
     assert service.claim("cpu-v3").build == claim.build
+
+
+def give_back(service: Service, build: str, **account: Any) -> None:
+    """The next attempt at it, by whoever was not handed it last."""
+    claim = service.claim("cpu-v3", build=build)
+    for _ in range(2):  # a reply may get lost
+        service.call("release", ReleaseRequest(reason="no", **account), token=claim.token, build=build)
+    service.clock.advance(60)
+    service.register(a_profile())
+
+
+def test_host_faults_are_counted_apart_from_other_attempts_and_once_each(service: Service) -> None:
+    build = service.submit(a_spec()).build.id
+    give_back(service, build)
+    give_back(service, build, host_fault=True)
+    service.claim("cpu-v3", build=build)
+    service.clock.advance(lease(service))
+    service.sweep()
+    service.register(a_profile())
+    claim = service.claim("cpu-v3", build=build)
+    assert (claim.attempt, claim.host_faults) == (4, 1)
+
+
+def test_what_is_given_back_very_often_is_handed_out_less_and_less_soon(service: Service) -> None:
+    build = service.submit(a_spec()).build.id
+    for _ in range(QUICK_ATTEMPTS):
+        give_back(service, build)
+    give_back(service, build)
+    assert f"given back after attempt {QUICK_ATTEMPTS + 1}" in service.ask("cpu-v3").waiting
+    service.clock.advance(60)
+    service.register(a_profile())
+    assert service.claim("cpu-v3").attempt == QUICK_ATTEMPTS + 2
 
 
 def test_a_failed_build_keeps_error_and_report(service: Service) -> None:

@@ -19,7 +19,7 @@ from aot.schema.spec import Spec
 from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.bundles import FindRequest
 from registry.db import fleet as fleet_rows
-from registry.db.models import ProfileRow
+from registry.db.fleet_models import ProfileRow
 from registry.services.profiles import put_cpu_target
 from tests.builders import a_manifest, a_node, a_profile, a_qualification, a_spec, a_toolchain, an_artifact
 from tests.commands import a_shell

@@ -18,14 +18,13 @@ from registry.db import blobs as rows
 from registry.services import blobs as blob_service
 from registry.services import fsck, reindex
 from registry.services.retention import retain
-from tests.builders import a_file, a_profile, manifest_text
+from tests.builders import a_profile, manifest_text
 from tests.integration.test_registry_fsck import blob_of, checked, overwrite, resolve
 from tests.integration.test_registry_retention import (
     DAY,
     a_built,
     a_bundle,
     a_claim,
-    as_blob,
     file_of,
     later,
     state_of,
@@ -40,6 +39,15 @@ def service(tmp_path: Path) -> Iterator[Service]:
     with a_service(tmp_path) as service:
         service.register(a_profile())
         yield service
+
+
+@pytest.fixture
+def loose(service: Service) -> Digest:
+    """The file of a bundle that nobody has used for long: condemned two days ago, so the next pass deletes it."""
+    file = file_of(service, a_bundle(service, "loose", content=OWN))
+    later(service, days=91)
+    service.clock.advance(2 * DAY)
+    return file
 
 
 def once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, happens: Callable[[], None]) -> None:
@@ -61,11 +69,8 @@ def content_of(service: Service, digest: Digest) -> bytes:
 
 
 def test_a_sweeper_that_was_stopped_deletes_nothing_that_was_published_since(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, loose: Digest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = file_of(service, a_bundle(service, "loose", content=OWN))
-    later(service, days=91)
-    service.clock.advance(2 * DAY)
     ended: list[Digest] = []
 
     def others_go_on() -> None:
@@ -76,35 +81,31 @@ def test_a_sweeper_that_was_stopped_deletes_nothing_that_was_published_since(
 
     once(monkeypatch, service.deps.store, "version", others_go_on)
     retain(service.deps)
-    assert file in ended
-    assert (content_of(service, file), state_of(service, file)) == (OWN, BlobState.STORED)
+    assert loose in ended
+    assert (content_of(service, loose), state_of(service, loose)) == (OWN, BlobState.STORED)
     assert checked(service).sound
 
 
 def test_nor_where_it_has_lost_the_database_between_the_row_and_the_delete(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, loose: Digest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it saw of the row is out of date then; the version that it saw before is not what lies there."""
-    file = file_of(service, a_bundle(service, "loose", content=OWN))
-    later(service, days=91)
-    service.clock.advance(2 * DAY)
-
     is_deleting = rows.is_deleting
 
     def stopped_after_it(digest: Digest, **named: Any) -> bool:
         answer = is_deleting(digest, **named)
-        if digest == file:
-            service.deps.store.delete(file)  # by another, and put again since
-            with service.deps.store.incoming(blob_of(file)) as writer:
+        if digest == loose:
+            service.deps.store.delete(loose)  # by another, and put again since
+            with service.deps.store.incoming(blob_of(loose)) as writer:
                 writer.write(OWN)
         return answer
 
     with monkeypatch.context() as patched:
         patched.setattr(rows, "is_deleting", stopped_after_it)
-        assert file not in retain(service.deps).deleted
-    assert (content_of(service, file), state_of(service, file)) == (OWN, BlobState.DELETING)
+        assert loose not in retain(service.deps).deleted
+    assert (content_of(service, loose), state_of(service, loose)) == (OWN, BlobState.DELETING)
     service.clock.advance(601)
-    assert file in retain(service.deps).deleted, "a later pass looks again"
+    assert loose in retain(service.deps).deleted, "a later pass looks again"
 
 
 def test_a_publish_does_not_count_on_bytes_that_were_removed_after_it_had_looked(
@@ -184,17 +185,14 @@ def test_reindex_does_not_count_on_bytes_that_were_removed_after_it_had_looked(
 
 
 def test_of_two_sweepers_at_one_blob_the_second_waits_until_the_first_has_deleted_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, loose: Digest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is slow in the store, and taken for dead. What is put once the blob is forgotten stays."""
-    file = file_of(service, a_bundle(service, "loose", content=OWN))
-    later(service, days=91)
-    service.clock.advance(2 * DAY)
     delete, going = service.deps.store.delete, threading.Event()
     order: list[str] = []
 
     def slow(digest: Digest, **named: Any) -> bool:
-        if digest != file:
+        if digest != loose:
             return delete(digest, **named)
         first = not going.is_set()
         order.append("first begins" if first else "second")
@@ -214,20 +212,19 @@ def test_of_two_sweepers_at_one_blob_the_second_waits_until_the_first_has_delete
         second = pool.submit(retain, service.deps)
         deleted = [*first.result(20).deleted, *second.result(20).deleted]
     assert order[:2] == ["first begins", "first ends"]
-    assert deleted.count(file) == 1 and state_of(service, file) is None
-    assert service.upload([blob_of(file)]) == [file]
-    assert content_of(service, file) == OWN
+    assert deleted.count(loose) == 1 and state_of(service, loose) is None
+    assert service.upload([blob_of(loose)]) == [loose]
+    assert content_of(service, loose) == OWN
 
 
-def test_nobody_who_writes_waits_for_a_slow_store(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = file_of(service, a_bundle(service, "loose", content=OWN))
-    later(service, days=91)
-    service.clock.advance(2 * DAY)
+def test_nobody_who_writes_waits_for_a_slow_store(
+    service: Service, loose: Digest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("registry.db.session.BUSY_SECONDS", 0.5)
     delete, going, written = service.deps.store.delete, threading.Event(), threading.Event()
 
     def slow(digest: Digest, **named: Any) -> bool:
-        if digest == file:
+        if digest == loose:
             going.set()
             assert written.wait(20)
         return delete(digest, **named)
@@ -240,29 +237,5 @@ def test_nobody_who_writes_waits_for_a_slow_store(service: Service, monkeypatch:
             service.register(a_profile())
         finally:
             written.set()
-        assert file in deleting.result(20).deleted
-    assert state_of(service, file) is None
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_whoever_opens_an_upload_waits_for_what_removes_an_older_one(service: Service, known: bool) -> None:
-    blob = blob_of(file_of(service, a_bundle(service, content=OWN))) if known else as_blob(a_file("x", b"never put"))
-    ended: list[str] = []
-
-    def opens() -> list[Digest]:
-        found = service.upload([blob])
-        ended.append("opened")
-        return found
-
-    with ThreadPoolExecutor(1) as pool:
-        with service.deps.sessions.transaction() as session:
-            made = rows.hold_unwanted(blob.digest, now=service.clock(), session=session)
-            assert (made is None) == known
-            opening = pool.submit(opens)
-            time.sleep(0.5)
-            ended.append("removed")
-            if made is not None:
-                session.delete(made)
-        found = opening.result(20)
-    assert ended == ["removed", "opened"]
-    assert found == ([] if known else [blob.digest])
+        assert loose in deleting.result(20).deleted
+    assert state_of(service, loose) is None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.embedded("the disk of a data directory")
+
 ROOT = Path(__file__).parents[2]
 OPENING = """
 import os, subprocess, sys

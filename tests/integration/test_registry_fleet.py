@@ -12,7 +12,7 @@ from aot.schema.names import Reference
 from aot.schema.wire.workers import Outcome, ProfileView, ReadyReply, Receipt, Scope
 from aot.trust import SigningKey
 from registry.app import create_app_from
-from registry.db.models import ReceiptRow
+from registry.db.fleet_models import ReceiptRow
 from tests.builders import a_device, a_gpu_profile, a_profile, a_spec, a_toolchain, an_environment
 from tests.service import Service, a_service
 
@@ -46,8 +46,8 @@ def test_workers_and_profiles_are_listed_with_what_they_do(service: Service) -> 
     )
     assert (second.name, second.profiles, second.build) == ("worker-2", ("cpu-v3",), claim.build)
     assert service.call("list_profiles").profiles == (
-        ProfileView(profile=V2, live_workers=1, queued=0),
-        ProfileView(profile=a_profile(), live_workers=2, queued=1),
+        ProfileView(profile=V2, live_workers=1, queued=0, running=0, live_builds=0),
+        ProfileView(profile=a_profile(), live_workers=2, queued=1, running=1, live_builds=2),
     )
     stranger = service.token(Scope.READ, namespaces=("ours",))
     assert service.call("list_workers", token=stranger).workers[1].build is None

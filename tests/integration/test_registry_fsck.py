@@ -1,6 +1,5 @@
 """fsck: damage is found, taken out with its reason, and comes back with the right bytes."""
 
-import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,14 +35,8 @@ def checked(service: Service) -> Checked:
     return fsck(service.deps, trusted=TrustedKeys.of(()))
 
 
-def path_of(service: Service, digest: Digest) -> Path:
-    return service.deps.store.root / digest.hex[:2] / digest.hex[2:]
-
-
 def overwrite(service: Service, digest: Digest, content: bytes) -> None:
-    path = path_of(service, digest)
-    os.chmod(path, 0o644)
-    path.write_bytes(content)
+    service.overwrite(digest, content)
 
 
 def resolve(service: Service, name: str = "mini", target: str = "prod") -> list[Digest]:
@@ -113,7 +106,7 @@ def test_wrong_bytes_uploaded_again_do_not_heal(service: Service) -> None:
     file = file_of(service, bundle)
     service.deps.store.delete(file)
     checked(service)
-    path_of(service, file).write_bytes(BYTES[file][::-1])  # as a store that compares nothing would keep them
+    overwrite(service, file, BYTES[file][::-1])  # as a store that compares nothing would keep them
     assert service.sweep().healed == ()
     assert service.deps.store.stat(file) is None
     with pytest.raises(StorageUnavailable):

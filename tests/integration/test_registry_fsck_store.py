@@ -14,6 +14,7 @@ from tests.integration.test_registry_retention import a_bundle
 from tests.service import Service, a_service
 
 NOBODY = TrustedKeys.of(())
+on_a_disk = pytest.mark.embedded("a disk that is not mounted: an object store is there or answers nothing")
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def bundles(service: Service):
     return service.call("search").bundles
 
 
+@on_a_disk
 def test_a_store_without_any_of_the_first_blobs_is_the_wrong_one(service: Service, tmp_path: Path) -> None:
     away = unmount(service)
     with pytest.raises(StorageUnavailable, match="lacks the first 20 blobs"):
@@ -53,6 +55,7 @@ def test_a_store_without_any_of_the_first_blobs_is_the_wrong_one(service: Servic
     assert fsck(service.deps, trusted=NOBODY).sound
 
 
+@on_a_disk
 def test_where_they_are_really_gone_the_operator_says_so(service: Service, tmp_path: Path) -> None:
     unmount(service)
     assert run(tmp_path, "fsck", "--force").returncode == 6

@@ -19,7 +19,7 @@ from registry.db.session import open_sessions
 from registry.services import tokens
 from registry.services.callers import REMEMBERED_SECONDS
 from tests.builders import a_profile, a_spec
-from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
+from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.service import Service, a_service
 
 

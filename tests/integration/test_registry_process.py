@@ -21,6 +21,7 @@ import pytest
 from aot.errors import NotFound, StorageUnavailable
 from registry.__main__ import create_token, end_token, fsck, list_tokens, migrate, reindex, retain
 from registry.settings import Settings
+from tests.stack import environ_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ def free_port() -> int:
 
 def environ(data_dir: Path, **extra: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**kept, "AOT_DATA_DIR": str(data_dir), **extra}
+    return {**kept, "AOT_DATA_DIR": str(data_dir), **environ_of(data_dir), **extra}
 
 
 def run(data_dir: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:

@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, event, text
 
 from benchmarks.many_artifacts import clone
 from tests.builders import a_profile, a_spec
-from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
+from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.service import Service, a_service
 
 FEW, MANY, NAMESPACES = 30, 3000, 7
@@ -32,6 +33,7 @@ def multiply(connection: Connection, builds: int) -> None:
     clone(connection, "builds", changed, f"({counted} SELECT i FROM s) n", where="t.name = 'mini'")
 
 
+@pytest.mark.embedded("counts SQLite's own steps")
 def test_a_claim_takes_sqlite_as_many_steps_with_many_waiting_as_with_few(tmp_path: Path) -> None:
     steps = {}
     for builds in (FEW, MANY):

@@ -11,11 +11,13 @@ from aot.errors import BundleNotFound, BundleWithdrawn, StorageUnavailable, TagN
 from aot.schema.codec import decode, encode
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Statement, decode_manifest
+from aot.schema.names import Namespace
 from aot.schema.state import BundleState
 from aot.schema.wire.blobs import DownloadLinksRequest
 from aot.schema.wire.bundles import TagRequest, WithdrawRequest
 from aot.trust import SigningKey, TrustedKeys, seal, sign, verify
 from registry.db import records as record_rows
+from registry.db.blobs import views_of
 from registry.db.models import BundleRow
 from registry.services import records
 from registry.services.records import BundleRecord
@@ -294,6 +296,9 @@ def test_condemned_bytes_live_again_with_a_bundle_that_comes_back(service: Servi
     assert file in retain(service.deps).condemned
     service.deps.records.put(name, kept)
     assert reindexed(service).bundles == (bundle,)
+    with service.deps.sessions.reading() as session:
+        view, _ = views_of((file,), namespace=Namespace("default"), session=session)[file]
+    assert view.opened_at == service.clock(), "as one that was asked for now"
     service.clock.advance(2 * DAY)
     retain(service.deps)
     assert service.deps.store.stat(file) is not None

@@ -20,7 +20,7 @@ from registry.deps import Deps, build_deps
 from registry.services import tokens
 from registry.services.start import FIRST_TOKEN, GIVEN_TOKEN, prepare, write_probe_secret
 from registry.settings import Settings
-from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
+from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.integration.test_registry_process import run
 from tests.service import a_service
 

@@ -316,7 +316,7 @@ def test_a_planned_binding_follows_a_replaced_weight() -> None:
     found = call.unflatten(container.run(call.flatten((x,), {"y": y, "scale": 2.0})))
     torch.testing.assert_close(found, seeded_program(7)(x, y))
     assert type(found[1]["rows"]) is int
-    assert call.flatten((x, y), {"scale": 3.0}) == "kwargs['scale']: wanted 2.0, found 3.0"
+    assert call.flatten((x, y), {"scale": 3.0}) == "scale: wanted 2.0, found 3.0"
 
 
 def test_a_single_threaded_run_gives_the_same_result() -> None:

@@ -14,6 +14,7 @@ from benchmarks.card_width import saved_of
 from benchmarks.models import CARD, DEEP
 from benchmarks.starts import Start
 from benchmarks.table import geometric_mean, missed, peak_ratio, render, rows_of
+from benchmarks.table_wanted import never_begun, wanted_of
 
 MODE = "max-autotune"
 
@@ -63,7 +64,7 @@ def test_the_table_has_ratios_of_ours_to_eager_to_jit_and_to_the_mega_cache() ->
     assert "| 1 | 2.000 (2.200) ms | 0.500 (0.550) ms | 1.000 ms | - | 4.00 | 0.50 |" in text
     assert "Geometric mean of eager / ours: 4.00." in text
     assert "| 1.00 MB | - | 20.00 MB | - | 0.050 | 1.010 | 1.0e-03 (2.0e-03) | 0 | 0 |" in text
-    assert text.endswith("Missed: nothing.")
+    assert [line for line in text.partition("Missed:")[2].splitlines() if line and "not run yet" not in line] == []
 
 
 def test_every_bound_that_was_not_kept_is_listed_with_its_figure() -> None:
@@ -81,6 +82,29 @@ def test_every_bound_that_was_not_kept_is_listed_with_its_figure() -> None:
     assert "geometric mean of eager / ours 0.80, wanted at least 1.7" in found
     assert "bundle / Mega-Cache bytes 0.50, wanted at most 0.1" in found
     assert "vit, ours: not measured: NotReached: the time was over" in found
+
+
+def test_what_nobody_has_run_is_named_by_model_and_row() -> None:
+    report = a_report(*(a_row("decoder", row) for row in ("ours", "jit", "warm", "mega-cache")))
+    report["not_reached"] = [{"model": "decoder", "mode": MODE, "row": "package", "reason": "NotReached: no time"}]
+    found = {line.partition(":")[0]: line for line in never_begun(report, MODE)}
+    assert found["decoder"] == "decoder: not run yet: captured, bytecode, jit-default, aot-compile, second-build"
+    assert found["decoder-32"] == "decoder-32: not run yet: regions"
+    assert found["vit"].startswith("vit: not run yet: ours, jit, ")
+    assert found["dit"].endswith(", aot-compile, regions")
+    assert list(found) == [*CARD, "decoder-32"]
+    assert [f"* {line}" for line in found.values()] == render(report, MODE)[-len(found) :]
+
+
+def test_a_card_of_which_everything_was_run_lacks_nothing() -> None:
+    rows = [{"model": model, "mode": mode, "row": row} for model, mode, row in wanted_of(MODE)]
+    assert list(never_begun(a_report(*rows), MODE)) == []
+    assert list(never_begun(a_report(*rows[1:]), MODE)) == ["decoder: not run yet: ours"]
+
+
+def test_of_a_mode_without_graphs_ours_alone_is_wanted() -> None:
+    wanted = {row for _, mode, row in wanted_of("max-autotune-no-cudagraphs") if mode != "default"}
+    assert wanted == {"ours"}
 
 
 def test_memory_is_bounded_only_in_modes_without_graphs() -> None:

@@ -14,7 +14,7 @@ from aot.cli.ensure import ensured_line
 from aot.cli.exits import Exit, exit_code_of, of_system
 from aot.cli.explain import selection_lines
 from aot.cli.output import emit, say, say_error
-from aot.cli.pod import Report, environment_lines, pulled_lines, report_lines
+from aot.cli.pod import Report, card_words, environment_lines, pulled_lines, report_lines
 from aot.errors import BuildFailed, DigestMismatch, InvalidInput, InvalidName, LocalStorageFull
 from aot.pipeline import Target
 from aot.pipeline.ensure import Ensured
@@ -145,10 +145,13 @@ def test_doctor_reads_well() -> None:
     lines = environment_lines(environment)
     assert lines[0].split() == ["fact", "value"]
     facts = dict(line.split(maxsplit=1) for line in lines[1:])
-    assert facts["gpus"] == "NVIDIA H100 80GB HBM3 (cuda:sm_90, 81920 MiB)"
+    assert facts["gpus"] == "NVIDIA H100 80GB HBM3 (cuda:sm_90, 132 SM, 81920 MiB)"
     assert facts["libstdc++"] == "GLIBCXX_3.4.30"
+    assert facts["cuda"] == (environment.container.cuda or "torch is built without")
+    sliced = a_gpu(mig="3g.40gb", sm_count=60)
+    assert card_words(sliced) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb (cuda:sm_90, 60 SM, 81920 MiB)"
     empty = dict(line.split(maxsplit=1) for line in environment_lines(Environment())[1:])
-    assert (empty["cpu"], empty["torch"], empty["gpus"]) == ("not known", "not installed", "none")
+    assert (empty["cpu"], empty["torch"], empty["gpus"]) == ("not known", "not installed", "not known")
 
 
 def test_doctor_ends_with_what_is_wrong() -> None:

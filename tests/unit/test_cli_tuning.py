@@ -1,8 +1,19 @@
 """What tuning chose, as `aot show --kernels` tells it."""
 
-from aot.cli.tuning import tuning_lines
-from aot.schema.artifact import Kernel
-from tests.builders import an_artifact
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from aot.cli.bundles import show, show_lines
+from aot.cli.tuning import clock_lines, clock_words, tuning_lines, tuning_records
+from aot.schema.artifact import Kernel, Winner
+from aot.schema.codec import encode
+from aot.schema.environment import Clocks
+from aot.schema.manifest import Envelope
+from aot.schema.wire.signed import SignedManifest
+from tests.builders import a_latency, a_manifest, a_report, a_speed, an_artifact, manifest_text
 
 
 def test_a_tuned_kernel_is_told_with_its_margin_and_where_it_was_measured() -> None:
@@ -16,9 +27,68 @@ def test_a_tuned_kernel_is_told_with_its_margin_and_where_it_was_measured() -> N
         "  tuned mm_1: triton_mm_7, 10.0 us, best of 21, the next 25.0 % slower",
         "  tuned mm_2: mm, 10.0 us, best of 21, the next 2.0 % slower (a near tie), as measured by an earlier build",
         "  tuned mm_3: mm, 4.0 us, best of 2",
-        "  1 kernel(s) generated without a choice among candidates",
+        "  1 kernel(s) without times of candidates: the compiler chose their configurations, measured where the recipe"
+        " tunes",
     ]
 
 
 def test_an_artifact_without_kernels_has_nothing_to_tell() -> None:
     assert tuning_lines(an_artifact(kernels=())) == []
+
+
+CLOCKS = Clocks(sm_mhz=1755, memory_mhz=2619, most_sm_mhz=1980, most_memory_mhz=2619, application_sm_mhz=1755)
+
+
+def test_clocks_are_told_of_each_kernel_and_of_each_speed() -> None:
+    kernel = Kernel(name="mm_1", choice="mm", candidates=2, best_us=4.0, clocks=CLOCKS)
+    at = "SM 1755 MHz of 1980, set to 1755; memory 2619 MHz of 2619"
+    speeds = (msgspec.structs.replace(a_speed(point={"batch": 4}), clocks=CLOCKS), a_speed())
+    artifact = an_artifact(kernels=(kernel,), speeds=speeds)
+    assert tuning_lines(artifact) == [f"  tuned mm_1: mm, 4.0 us, best of 2, at {at}"]
+    assert clock_lines(artifact) == [f"  clocks at batch 4: {at}"]
+    assert clock_words(Clocks(sm_mhz=1000)) == "SM 1000 MHz"
+    assert clock_words(Clocks()) == "clocks that the driver did not tell"
+
+
+def test_a_bundle_of_a_card_is_shown_with_its_clocks_and_what_its_graphs_hold() -> None:
+    speed = msgspec.structs.replace(
+        a_speed(), graphs=a_latency(50.0), winner=Winner.GRAPHS, graph_memory_bytes=35_000_000, clocks=CLOCKS
+    )
+    manifest = a_manifest(artifacts=(an_artifact(speeds=(speed,)),), compile_report=a_report(clocks=CLOCKS))
+    text, digest = manifest_text(manifest)
+    signed = SignedManifest(digest=digest, manifest=text, envelope=Envelope(payload="", signatures=()))
+    lines = show_lines([signed], kernels=True)
+    assert any("as a CUDA graph 50 us (35.0 MB held)" in line for line in lines)
+    assert "  clocks when the compile had ended: SM 1755 MHz of 1980, set to 1755; memory 2619 MHz of 2619" in lines
+
+
+def test_scripts_get_the_tuning_of_every_artifact_only_where_they_ask_for_kernels() -> None:
+    kernel = Kernel(name="mm_1", choice="mm", candidates=21, best_us=10.0, next_us=10.25)
+    text, digest = manifest_text(a_manifest(artifacts=(an_artifact(kernels=(kernel,)),)))
+    signed = SignedManifest(digest=digest, manifest=text, envelope=Envelope(payload="", signatures=()))
+    client: Any = SimpleNamespace(resolve=lambda reference: (signed,))
+    (told,) = json.loads(encode(show(client, "mini:v1", kernels=True)[0]))
+    assert told["digest"] == digest and told["manifest"] == text
+    (records,) = told["tuning"]
+    assert [(one["name"], one["near_tie"]) for one in records] == [("mm_1", True)]
+    assert show(client, "mini:v1")[0] == (signed,)
+
+
+def test_where_nothing_was_measured_no_choice_is_claimed() -> None:
+    untuned = an_artifact(kernels=(Kernel(name="triton_poi_0"), Kernel(name="triton_red_1")), tuned=False)
+    assert tuning_lines(untuned) == ["  2 kernel(s) without times of candidates"]
+
+
+def test_scripts_get_the_margin_and_whether_it_is_a_near_tie() -> None:
+    kernels = (
+        Kernel(name="mm_1", choice="triton_mm_7", candidates=21, best_us=10.0, next_us=12.5),
+        Kernel(name="mm_2", choice="mm", candidates=21, best_us=10.0, next_us=10.25, reused=True),
+        Kernel(name="mm_3", choice="mm", candidates=2, best_us=4.0),
+        Kernel(name="triton_poi_0"),
+    )
+    records = tuning_records(an_artifact(kernels=kernels))
+    found = [(one["name"], one["margin"], one["near_tie"]) for one in records]
+    assert found == [("mm_1", 1.25, False), ("mm_2", 1.025, True), ("mm_3", None, None)]
+    assert (
+        msgspec.convert({k: v for k, v in records[1].items() if k not in ("margin", "near_tie")}, Kernel) == kernels[1]
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from aot.compile.child import Progress
+from aot.schema.environment import Clocks
 from aot.schema.report import Phase
 
 PAUSE = 0.05
@@ -76,3 +77,15 @@ def test_each_kernel_is_told_while_it_is_tuned_and_also_after_one_that_failed() 
     assert [(kernel.name, kernel.choice, kernel.candidates) for kernel in tuning.kernels] == [("mm", "other", 2)]
     assert begin not in cache.preprocessing_fns
     assert cache.feedback_saver_fns == []
+
+
+@pytest.mark.torch
+def test_a_kernel_has_the_clocks_at_which_it_was_measured_and_none_where_it_was_not() -> None:
+    from aot.compile.torch_inductor import Tuning
+
+    told = iter([Clocks(sm_mhz=1980), Clocks(sm_mhz=1755)])
+    tuning = Tuning(read_clocks=lambda: next(told))
+    one, other = Choice("one"), Choice("other")
+    for reused in (False, True, False):
+        tuning.note({one: 0.002, other: 0.001}, "mm", reused=reused)
+    assert [kernel.clocks for kernel in tuning.kernels] == [Clocks(sm_mhz=1980), None, Clocks(sm_mhz=1755)]

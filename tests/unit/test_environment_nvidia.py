@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from aot.environment import Host
+from aot.environment.card_problems import card_problems
+from aot.environment.clocks import observe_clocks
 from aot.environment.nvidia import observe_nvidia
 from aot.schema.capability import Capability
-from aot.schema.environment import Gpu
+from aot.schema.environment import Clocks, Gpu
 from tests.hosts import a_host
 
 # The calls that the observer makes, with the signatures of nvml.h. A card is a pointer into `cards`; a MIG instance
@@ -62,6 +64,28 @@ int nvmlDeviceGetAttributes_v2(void *card, Attributes *attributes) {
   if (!instance(card)) return 3;
   attributes->n[0] = instance(card)->multiprocessors;
   attributes->memory_mb = instance(card)->memory_mb;
+  return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **found) {
+  for (unsigned i = 0; i < COUNT; i++) if (!strcmp(cards[i].uuid, uuid)) { *found = &cards[i]; return 0; }
+  for (unsigned i = 0; i + 1 < sizeof instances / sizeof *instances; i++)
+    if (!strcmp(instances[i].uuid, uuid)) { *found = &instances[i]; return 0; }
+  return 6;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *handle, void **card) {
+  if (!instance(handle)) return 3;
+  *card = &cards[0];
+  return 0;
+}
+int nvmlDeviceGetClockInfo(void *card, int type, unsigned *mhz) {
+  if (instance(card)) return 3;
+  *mhz = 1000 * type + (unsigned)((Card *)card - cards);
+  return 0;
+}
+int nvmlDeviceGetMaxClockInfo(void *card, int type, unsigned *mhz) { *mhz = type == 1 ? 1980 : 2619; return 0; }
+int nvmlDeviceGetApplicationsClock(void *card, int type, unsigned *mhz) {
+  if (type != 1) return 3;
+  *mhz = 1410;
   return 0;
 }
 #endif
@@ -180,6 +204,112 @@ def test_the_cards_that_the_process_may_see(tmp_path, nvml, variables, visible):
 def test_equal_cards_are_counted_by_number(tmp_path, nvml):
     host = a_host(tmp_path, nvml=nvml(H100, H100_TOO), environ={"CUDA_VISIBLE_DEVICES": "1"})
     assert observe_nvidia(host)[1] == (OF_H100,)
+
+
+def told(sm_mhz: int) -> Clocks:
+    return Clocks(
+        sm_mhz=sm_mhz, memory_mhz=sm_mhz + 1000, most_sm_mhz=1980, most_memory_mhz=2619, application_sm_mhz=1410
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "clocks"),
+    [
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, told(1000)),
+        ({"CUDA_VISIBLE_DEVICES": "1,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, told(1001)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2,GPU-dddd-4"}, told(1002)),
+        ({}, None),  # of different cards CUDA begins with the fastest: which one that is is not certain
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+    ],
+)
+def test_the_clocks_are_those_of_the_first_card(tmp_path, nvml, variables, clocks):
+    host = a_host(tmp_path, nvml=nvml(H100, L4, H100_TOO), environ=variables)
+    assert observe_clocks(host) == clocks
+
+
+def test_a_slice_runs_at_the_clocks_of_its_card(tmp_path, nvml):
+    instances = '{"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "MIG-1111", 16, 9856},'
+    host = a_host(tmp_path, nvml=nvml(H100, instances=instances), environ={"CUDA_VISIBLE_DEVICES": "MIG-1111"})
+    assert observe_clocks(host) == told(1000)
+
+
+def test_clocks_that_nobody_tells_are_none(tmp_path, nvml):
+    assert observe_clocks(a_host(tmp_path)) is None
+    assert observe_clocks(a_host(tmp_path, nvml=nvml(H100, init=9))) is None
+    assert observe_clocks(a_host(tmp_path, nvml=nvml(H100, options=("-DOLD",)))) is None
+
+
+@pytest.mark.gpu
+def test_the_clocks_of_this_machine_are_within_their_bounds():
+    clocks = observe_clocks()
+    assert clocks is not None
+    assert 0 < clocks.sm_mhz <= clocks.most_sm_mhz
+    assert 0 < clocks.memory_mhz <= clocks.most_memory_mhz
+
+
+TORCH = {"version.py": "__version__ = '2.13.0'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"}
+CPU_TORCH = {"version.py": "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"}
+ROCM_TORCH = {"version.py": "__version__ = '2.13.0'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.4.4'\n"}
+
+
+def problems_of(root, *, torch=TORCH, driver="550.54.14", variables=None, **fields):
+    """Kind and text of what is found on a host with a driver."""
+    site = root / "site" / "torch"
+    site.mkdir(parents=True, exist_ok=True)
+    (site / "__init__.py").touch()
+    for name, content in torch.items():
+        (site / name).write_text(content)
+    files = {"/sys/module/nvidia/version": f"{driver}\n"} if driver else {}
+    host = a_host(root, files=files, packages=(str(root / "site"),), environ=variables or {}, **fields)
+    return {problem.kind: problem.text for problem in card_problems(host)}
+
+
+def test_a_host_whose_card_can_be_used_has_no_problem(tmp_path, nvml):
+    assert problems_of(tmp_path, nvml=nvml(H100, H100_TOO)) == {}
+    assert problems_of(tmp_path, nvml=nvml(H100), driver="525.60.13") == {}
+    assert problems_of(tmp_path, nvml=nvml(H100), torch=ROCM_TORCH) == {}
+    assert problems_of(tmp_path, nvml=nvml(H100), variables={"NVIDIA_DRIVER_CAPABILITIES": "utility, compute"}) == {}
+
+
+def test_a_host_without_a_driver_has_no_problem_of_cards(tmp_path):
+    assert problems_of(tmp_path, driver=None, torch=CPU_TORCH, variables={"CUDA_VISIBLE_DEVICES": "3"}) == {}
+
+
+def test_a_driver_too_old_for_torch_is_found(tmp_path, nvml):
+    found = problems_of(tmp_path, nvml=nvml(H100), driver="470.256.02")
+    assert found == {
+        "driver-too-old": "torch 2.13.0 is built for CUDA 12.8, which needs NVIDIA driver 525.60.13 or newer, "
+        "this is 470.256.02"
+    }
+
+
+def test_a_torch_without_cuda_beside_a_card_is_found(tmp_path, nvml):
+    found = problems_of(tmp_path, nvml=nvml(H100, H100_TOO), torch=CPU_TORCH)
+    assert found == {
+        "torch-without-cuda": "this host has 2 x NVIDIA H100 80GB HBM3, and torch 2.13.0+cpu is built without CUDA"
+    }
+
+
+def test_a_container_without_the_drivers_libraries_is_found(tmp_path):
+    found = problems_of(tmp_path, variables={"NVIDIA_DRIVER_CAPABILITIES": "utility"})
+    assert list(found) == ["no-driver-libraries", "no-compute-libraries"]
+    assert "550.54.14" in found["no-driver-libraries"]
+
+
+def test_different_cards_in_one_host_are_found_unless_one_was_chosen(tmp_path, nvml):
+    found = problems_of(tmp_path, nvml=nvml(H100, L4, H100_TOO))
+    assert found["different-cards"].startswith(
+        "this host has different cards: 2 x NVIDIA H100 80GB HBM3, 1 x NVIDIA L4;"
+    )
+    chosen = problems_of(tmp_path, nvml=nvml(H100, L4, H100_TOO), variables={"CUDA_VISIBLE_DEVICES": "GPU-dddd"})
+    assert list(chosen) == ["hidden-cards"]
+
+
+@pytest.mark.parametrize(("setting", "seen"), [("", 0), ("1", 1), ("GPU-none", 0)])
+def test_cards_that_are_hidden_are_found(tmp_path, nvml, setting, seen):
+    found = problems_of(tmp_path, nvml=nvml(H100, H100_TOO), variables={"CUDA_VISIBLE_DEVICES": setting})
+    assert found == {"hidden-cards": f"CUDA_VISIBLE_DEVICES is {setting!r}: programs see {seen} of 2 card(s)"}
 
 
 @pytest.mark.gpu

@@ -2,12 +2,14 @@
 
 import timeit
 from collections.abc import Sequence
+from inspect import signature
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from aot.errors import BindingFailed
+from aot.runtime.argument_names import speaker
 from aot.runtime.guards import Check, compile_check, find_faults
 from aot.schema.artifact import TensorMeta
 from aot.schema.guard import InputGuard
@@ -83,6 +85,24 @@ def test_an_equal_guard_names_both_inputs() -> None:
     assert check([torch.zeros(4, 16), torch.zeros(4)]) is None
     said = "kwargs['mask']: size 1 in dimension 0, wanted 4 as in dimension 0 of args[0]"
     assert check([torch.zeros(4, 16), torch.zeros(1)]) == said
+
+
+def test_what_is_said_has_the_names_of_the_callers_parameters() -> None:
+    def forward(tokens, *, mask=None): ...
+
+    equal = InputGuard(kind="equal", input=1, dim=0, other=(0, 0))
+    bounded = InputGuard(kind="expression", value="s[0][0] * 2 <= s[1][1]")
+    guards = [
+        *a_matrix(),
+        *a_form(1, [equal, InputGuard(kind="range", input=1, dim=1, low=2)], ("s[1][1]", 1)),
+        bounded,
+    ]
+    check = compile_check(guards, a_meta("args[0]", "kwargs['mask']"), speak=speaker(signature(forward)))
+    assert check([torch.zeros(33, 16), torch.zeros(33, 99)]) == "tokens: size 33 in dimension 0, wanted 2 to 32"
+    said = "mask: size 5 in dimension 0, wanted 4 as in dimension 0 of tokens"
+    assert check([torch.zeros(4, 16), torch.zeros(5, 8)]) == said
+    said = "wanted tokens.size(0) * 2 <= mask.size(1), found 4, 7"
+    assert check([torch.zeros(4, 16), torch.zeros(4, 7)]) == said
 
 
 def test_divisible_and_open_ended_ranges() -> None:

@@ -23,13 +23,13 @@ QUEUE = "build.cpu-x86-64-v3.0123456789ab"
 class Consumer:
     """The worker's side: an application with the same settings, its messages taken one by one."""
 
-    def __init__(self, broker_url: str, data_dir: Path) -> None:
+    def __init__(self, broker_url: str, data_dir: Path, *, queue: str = QUEUE) -> None:
         settings = celery_settings(broker_url, data_dir=data_dir)
         make_folders(settings)
         self._app = Celery("consumer", set_as_current=False)
         self._app.conf.update(settings)
         self._connection = self._app.connection_for_read()
-        self._queue = self._connection.SimpleQueue(self._app.amqp.queues[QUEUE])
+        self._queue = self._connection.SimpleQueue(self._app.amqp.queues[queue])
 
     def take(self, timeout: float = 5) -> dict[str, Any]:
         message = self._queue.get(timeout=timeout)

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aot.errors import BindingFailed, LoadFailed
+from aot.runtime.argument_names import speaker
 from aot.runtime.calling import BoundCall, bind_call
 from aot.runtime.compiled import Fallback
 from aot.runtime.load import load_nothing
@@ -103,24 +104,24 @@ def test_a_parameter_exported_at_its_default_must_stay_there(args: tuple, kwargs
 
 def test_a_default_that_is_not_what_was_exported_may_not_be_left_out() -> None:
     call = a_call(optional, (X, None, 3.0))
-    assert call.flatten((X,), {}) == "args[2]: wanted 3.0, found 2.0"
+    assert call.flatten((X,), {}) == "scale: wanted 3.0, found 2.0"
     assert same(call.flatten((X,), {"scale": 3.0}), X)
-    assert a_call(optional, (X, Y)).flatten((X,), {}) == "args[1]: wanted a tensor, found None"
+    assert a_call(optional, (X, Y)).flatten((X,), {}) == "y: wanted a tensor, found None"
 
 
 @pytest.mark.parametrize(
     ("exported", "given", "reason"),
     [
-        (2.0, 3.0, "args[2]: wanted 2.0, found 3.0"),
-        (2.0, 2, "args[2]: wanted 2.0, found 2"),
-        (1, True, "args[2]: wanted 1, found True"),
-        (0.0, -0.0, "args[2]: wanted 0.0, found -0.0"),
-        ("sum", "mean", "args[2]: wanted 'sum', found 'mean'"),
-        (2.0, None, "args[2]: wanted 2.0, found None"),
-        (2.0, X, "args[2]: wanted 2.0, found a Tensor"),
-        (None, 2.0, "args[2]: wanted None, found 2.0"),
-        (Z, None, "args[2]: wanted a tensor, found None"),
-        (Z, [X], "args[2]: wanted a tensor, found a list"),
+        (2.0, 3.0, "scale: wanted 2.0, found 3.0"),
+        (2.0, 2, "scale: wanted 2.0, found 2"),
+        (1, True, "scale: wanted 1, found True"),
+        (0.0, -0.0, "scale: wanted 0.0, found -0.0"),
+        ("sum", "mean", "scale: wanted 'sum', found 'mean'"),
+        (2.0, None, "scale: wanted 2.0, found None"),
+        (2.0, X, "scale: wanted 2.0, found a Tensor"),
+        (None, 2.0, "scale: wanted None, found 2.0"),
+        (Z, None, "scale: wanted a tensor, found None"),
+        (Z, [X], "scale: wanted a tensor, found a list"),
     ],
 )
 def test_a_leaf_of_another_kind_or_value_is_named(exported: Any, given: Any, reason: str) -> None:
@@ -133,14 +134,14 @@ def test_a_tensor_subclass_is_no_plain_tensor_and_a_parameter_is() -> None:
     class Tracked(torch.Tensor): ...
 
     call, parameter = a_call(two, (X, Y)), torch.nn.Parameter(X)
-    assert call.flatten((X, Y.as_subclass(Tracked)), {}) == "args[1]: wanted a tensor, found a Tracked"
+    assert call.flatten((X, Y.as_subclass(Tracked)), {}) == "y: wanted a tensor, found a Tracked"
     assert same(call.flatten((parameter, Y), {}), parameter, Y)
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "reason"),
     [
-        ((X,), {}, "args[1]: missing"),
+        ((X,), {}, "y: missing"),
         ((X, Y, Z), {}, "args: wanted at most 2 positional argument(s), found 3"),
         ((X, Y), {"x": X}, "x: given by position and by name"),
         ((X, Y), {"z": X}, "kwargs['z']: not an argument of the exported call"),
@@ -176,12 +177,12 @@ def test_nested_arguments_are_flattened_with_dict_keys_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"more": (Y, (Z, None))}, "args[0]['more']: wanted a list, found a tuple"),
-        ({"more": [Y, (Z, None), X]}, "args[0]['more']: wanted 2 element(s), found 3"),
-        ({"more": [Y, (Z, X)]}, "args[0]['more'][1][1]: wanted None, found a Tensor"),
-        ({"more": None}, "args[0]['more']: wanted a list, found None"),
-        ({"size": 4}, "args[0]['size']: wanted 3, found 4"),
-        ({"extra": X}, "args[0]: wanted the keys ['ids', 'more', 'size'], found ['extra', 'ids', 'more', 'size']"),
+        ({"more": (Y, (Z, None))}, "batch['more']: wanted a list, found a tuple"),
+        ({"more": [Y, (Z, None), X]}, "batch['more']: wanted 2 element(s), found 3"),
+        ({"more": [Y, (Z, X)]}, "batch['more'][1][1]: wanted None, found a Tensor"),
+        ({"more": None}, "batch['more']: wanted a list, found None"),
+        ({"size": 4}, "batch['size']: wanted 3, found 4"),
+        ({"extra": X}, "batch: wanted the keys ['ids', 'more', 'size'], found ['extra', 'ids', 'more', 'size']"),
     ],
 )
 def test_a_nested_mismatch_is_named_by_its_path(change: dict, reason: str) -> None:
@@ -190,7 +191,7 @@ def test_a_nested_mismatch_is_named_by_its_path(change: dict, reason: str) -> No
 
 def test_a_missing_key_is_named() -> None:
     call = a_call(nested, ({"a": X, "b": Y},))
-    assert call.flatten(({"a": X, "c": Y},), {}) == "args[0]: wanted the keys ['a', 'b'], found ['a', 'c']"
+    assert call.flatten(({"a": X, "c": Y},), {}) == "batch: wanted the keys ['a', 'b'], found ['a', 'c']"
 
 
 @dataclass
@@ -214,8 +215,8 @@ pytree.register_pytree_node(
 def test_registered_types_pass_in_and_out() -> None:
     call = a_call(nested, (Pair(X, [Y]),), result=Pair(X, {"y": Y}))
     assert same(call.flatten((Pair(X, [Y]),), {}), X, Y)
-    assert call.flatten((Pair(X, Y),), {}) == "args[0].1: wanted a list, found a Tensor"
-    assert call.flatten(((X, [Y]),), {}) == "args[0]: wanted a Pair, found a tuple"
+    assert call.flatten((Pair(X, Y),), {}) == "batch.1: wanted a list, found a Tensor"
+    assert call.flatten(((X, [Y]),), {}) == "batch: wanted a Pair, found a tuple"
     assert call.unflatten((Z, X)) == Pair(Z, {"y": X})
 
 
@@ -274,6 +275,23 @@ def test_names_of_variadic_parameters_need_not_be_recorded() -> None:
         else:
             with pytest.raises(BindingFailed, match=r"found \['x', 'rest', 'others'\]"):
                 bind_call(spec, signature(variadic))
+
+
+def test_a_reason_has_the_name_that_the_caller_knows() -> None:
+    def forward(tokens, /, mask, *rest, cache=None, **others): ...
+
+    speak = speaker(signature(forward))
+    names = {
+        "args[0]": "tokens",
+        "args[1]['left'][0]": "mask['left'][0]",
+        "args[2]": "args[2]",
+        "kwargs['mask']": "mask",
+        "kwargs['cache'].1": "cache.1",
+        "kwargs['tokens']": "kwargs['tokens']",
+        "kwargs['other']": "kwargs['other']",
+        "result[0]": "result[0]",
+    }
+    assert {path: speak(path) for path in names} == names
 
 
 def test_what_only_the_module_has_is_said_to_be_there() -> None:

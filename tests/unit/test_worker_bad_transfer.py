@@ -4,18 +4,22 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from aot.errors import InvalidInput, StorageUnavailable
+from aot.errors import MalformedDocument, StorageUnavailable
+from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace
 from aot.schema.state import BlobState, BuildState, BundleState
+from aot.schema.wire.errors import ErrorBody
 from aot.trust import TrustedKeys
 from registry.db.models import BlobRow
 from registry.services.damage import quarantine_if_wrong
 from registry.services.fsck import fsck
 from registry.services.suspects import MOST_A_RELEASE, Suspects
 from tests.builders import BYTES, a_manifest, a_profile, a_qualification, a_readable_artifact, altered
+from tests.simulator import SimulatedReply
 from tests.unit import test_worker_run
 from tests.unit.test_worker_run import Stand
 from worker.run import MOST_HOST_FAULTS, Ended, run_build
@@ -51,6 +55,27 @@ def damage_on_the_way(stand: Stand, digest: Digest, monkeypatch: pytest.MonkeyPa
         return reply
 
     monkeypatch.setattr(stand.transport, "send", flipped)
+
+
+def refuse_fields(
+    stand: Stand, path: str, fields: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Any]]:
+    """As a registry that does not know them. Returns what is sent to `path`, as it happens."""
+    send, told = stand.transport.send, []
+
+    def older(method: str, url: str, *, body: Any = None, **options: Any) -> Any:
+        if not url.endswith(path):
+            return send(method, url, body=body, **options)
+        told.append(msgspec.json.decode(body))
+        if unknown := [field for field in fields if field in told[-1]]:
+            refusal = MalformedDocument(
+                f"the releaserequest does not decode at $: Object contains unknown field `{unknown[0]}`"
+            )
+            return SimulatedReply(400, encode(ErrorBody.of(refusal)), {"content-type": "application/json"})
+        return send(method, url, body=body, **options)
+
+    monkeypatch.setattr(stand.transport, "send", older)
+    return told
 
 
 def state_of(stand: Stand, digest: Digest) -> BlobState:
@@ -159,21 +184,11 @@ def test_what_is_damaged_on_its_way_is_fetched_again_however_often(
 def test_an_older_registry_gets_the_build_back_without_being_told_which_blob_it_was(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aot.client import RegistryClient
-
     _, file, reply = a_pushed(stand, monkeypatch)
-    release, told = RegistryClient.release, []
-
-    def older(self: Any, build: str, *, reason: str, damaged: tuple[Digest, ...] = ()) -> Any:
-        told.append(damaged)
-        if damaged:
-            raise InvalidInput("the releaserequest does not decode: unknown field `damaged`")
-        return release(self, build, reason=reason)
-
-    monkeypatch.setattr(RegistryClient, "release", older)
     damage_on_the_way(stand, file, monkeypatch)
+    told = refuse_fields(stand, "/release", ("damaged",), monkeypatch)
     assert run_build(stand.bench) is Ended.RELEASED
-    assert told == [(file,), ()]
+    assert [set(sent) for sent in told] == [{"damaged", "reason"}, {"reason"}]
     assert stand.service.call("get_build", build=reply.build).state is BuildState.QUEUED
 
 

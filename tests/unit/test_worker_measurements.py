@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from aot.bundle.hashing import blob_of
 from aot.compile.tuned import MOST_BYTES, Measured, TuningStore
@@ -15,6 +16,7 @@ from aot.errors import RegistryUnreachable
 from aot.pipeline import Question, Staged
 from aot.pipeline.measurements import upload_measurements
 from aot.schema.codec import encode
+from aot.schema.digest import Digest
 from aot.schema.names import Name
 from aot.schema.recipe import Mode, Recipe
 from aot.schema.spec import FactorySource
@@ -22,6 +24,7 @@ from aot.schema.state import BuildState
 from aot.schema.wire.builds import BuildLog
 from aot.schema.wire.workers import Scope
 from aot.source import OpenedSource
+from registry.db.models import BlobRow
 from tests.builders import a_manifest, a_profile, a_spec
 from tests.fake_backend import FakeBackend, a_packed_source, stage
 from tests.service import Service, a_service
@@ -84,14 +87,16 @@ class Stand:
         log: BuildLog = self.service.call("get_build_log", build=build)
         return "\n".join(line.text for line in log.lines)
 
-    def blob_file(self) -> Path:
-        """Where the registry keeps what was measured."""
-        (path,) = [
-            path
-            for path in (self.directory / "registry").rglob("*")
-            if path.is_file() and path.read_bytes().startswith(b'{"timings"')
-        ]
-        return path
+    def tamper(self, content: bytes) -> None:
+        """Write over what the registry keeps of what was measured."""
+        with self.service.deps.sessions.reading() as session:
+            digests = session.scalars(select(BlobRow.digest)).all()
+        (measured,) = [digest for digest in digests if self.bytes_of(digest).startswith(b'{"timings"')]
+        self.service.overwrite(measured, content)
+
+    def bytes_of(self, digest: Digest) -> bytes:
+        with self.service.deps.store.open(digest) as stream:
+            return stream.read()
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def test_another_namespace_measures_for_itself(stand: Stand) -> None:
 )
 def test_measurements_that_were_tampered_with_are_not_used(stand: Stand, content: bytes) -> None:
     stand.build("worker-1", "64x64")
-    stand.blob_file().write_bytes(content)
+    stand.tamper(content)
     build = stand.build("worker-2", "64x64")
     assert stand.backend.measured[1] == ("64x64",)
     assert "tuning begins afresh" in stand.log(build)

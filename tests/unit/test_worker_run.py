@@ -14,7 +14,6 @@ from aot.bundle import read_bundle
 from aot.errors import (
     AotError,
     BackendFailed,
-    BlobMissing,
     BlobNotFound,
     CompileOutOfMemory,
     DigestMismatch,
@@ -226,30 +225,38 @@ def test_a_union_that_is_joined_often_takes_the_disk_of_one(stand: Stand, monkey
     assert there == [["join-9"], ["join-8", "join-9"], ["join-7", "join-8"], ["join-6", "join-7"]]
 
 
-@pytest.mark.parametrize("error", [BlobMissing("not there"), DigestMismatch("other bytes")], ids=lambda e: e.code)
-@pytest.mark.parametrize(("times", "ended"), [(2, Ended.PUBLISHED), (3, Ended.FAILED)])
-def test_an_upload_that_arrives_damaged_is_sent_again_but_not_for_ever(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch, error: AotError, times: int, ended: Ended
-) -> None:
-    publish, left = publish_bundle, [error] * times
+def shorten_lease(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a second, as the worker counts it."""
+    claim = stand.bench.client.claim
 
-    def flaky(*arguments: Any, **options: Any) -> Any:
-        if left:
-            raise left.pop()
-        return publish(*arguments, **options)
+    def short(*args: Any, **options: Any) -> Any:
+        reply = claim(*args, **options)
+        return altered(reply, claim=altered(reply.claim, lease_seconds=1.0))
 
-    monkeypatch.setattr("worker.run.publish_bundle", flaky)
-    assert stand.run() is ended
+    monkeypatch.setattr(stand.bench.client, "claim", short)
+
+
+def next_turn(stand: Stand) -> None:
+    stand.service.clock.advance(61)  # a worker is not handed what it gave back just now
+    stand.service.register(a_profile())
 
 
 def test_host_faults_without_end_fail_the_build(stand: Stand) -> None:
     ended = []
     for _ in range(MOST_HOST_FAULTS):
         ended.append(stand.run(fail_with(OSError(28, "No space left on device"))))
-        stand.service.clock.advance(61)  # a worker is not handed what it gave back just now
-        stand.service.register(a_profile())
+        next_turn(stand)
     assert ended == [Ended.RELEASED] * (MOST_HOST_FAULTS - 1) + [Ended.FAILED]
     assert stand.view().state is BuildState.FAILED
+
+
+def test_only_they_count_and_no_attempt_that_ended_otherwise(stand: Stand) -> None:
+    away = RegistryUnreachable("could not reach the store")
+    for error in [away] * MOST_HOST_FAULTS + [OSError(28, "No space left on device")]:
+        assert stand.run(fail_with(error)) is Ended.RELEASED
+        next_turn(stand)
+    assert stand.run() is Ended.PUBLISHED
+    assert stand.view().attempt == MOST_HOST_FAULTS + 2
 
 
 def test_a_cancelled_build_stops_within_seconds(stand: Stand) -> None:
@@ -416,13 +423,7 @@ def test_a_failure_is_told_to_a_registry_that_comes_back(stand: Stand) -> None:
 def test_a_registry_that_stays_away_longer_than_the_lease_ends_the_work(
     tmp_path: Path, stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = stand.bench.client.claim
-
-    def short(*args: Any, **options: Any) -> Any:
-        reply = claim(*args, **options)
-        return altered(reply, claim=altered(reply.claim, lease_seconds=1.0))
-
-    monkeypatch.setattr(stand.bench.client, "claim", short)
+    shorten_lease(stand, monkeypatch)
 
     def act(work: Work) -> None:
         stand.transport.gone = True

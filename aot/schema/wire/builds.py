@@ -103,6 +103,7 @@ class Claim(Response, kw_only=True):
     tags: tuple[Tag, ...] = ()  # that are to stand for the bundle
     measurements: Link | None = None  # what tuning has measured in the namespace's last build of such a profile
     keeps_measurements: bool = False  # what this build measures may be sent with its bundle
+    host_faults: int | None = None  # after which it was given back before; None: an older registry does not count them
 
 
 class ClaimReply(Response, kw_only=True):
@@ -133,6 +134,7 @@ class ReleaseRequest(Document, kw_only=True):
 
     reason: str
     damaged: tuple[Digest, ...] = ()  # blobs whose links led to other bytes, as the worker saw them
+    host_fault: bool = False  # the worker's disk or memory failed: too many of these end a build
 
 
 class CancelRequest(Document, kw_only=True):

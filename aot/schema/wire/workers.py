@@ -50,6 +50,8 @@ class ProfileView(Response, kw_only=True):
     profile: Profile
     live_workers: int
     queued: int
+    running: int | None = None  # None: an older registry does not tell; 0 is told, as autoscalers read it
+    live_builds: int | None = None  # queued and running
     held: bool = True  # False: no worker is it, nor was lately; a CPU target's toolchain is then that of others
 
 

@@ -39,6 +39,25 @@ def test_ensure_builds_locks_and_is_idempotent(shell: Shell, tree: Path, host: P
     assert (without_keys.code, without_keys.out.split()[0]) == (0, "present"), "the lock pins the keys"
 
 
+def test_json_is_one_document_for_each_target_as_it_ends(shell: Shell, tree: Path) -> None:
+    project = write_project(tree, "ensured-first")
+    project.write_text(project.read_text() + project.read_text().replace("ensured-first", "ensured-second"))
+    process = shell.start("ensure", "--json", cwd=tree)
+    claims = {claim.spec.name: claim for claim in (shell.claim(process, PROFILE.name) for _ in range(2))}
+    bundle = shell.service.publish(claims["ensured-first"]).bundle
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())  # while the other one is still being built
+    assert (first["outcome"], first["reference"]) == ("built", "default/ensured-first:latest")
+    assert (first["profile"], first["bundle"]) == (PROFILE.name, bundle)
+    error = ErrorBody(code="backend-failed", message="the compiler said no")
+    second = claims["ensured-second"]
+    shell.service.call("fail", FailRequest(error=error), token=second.token, build=second.build)
+    ran = end(process)
+    missed = json.loads(ran.out)
+    assert (ran.code, missed["outcome"], missed["bundle"]) == (3, "missed", None)
+    assert missed["reference"] == "default/ensured-second:latest" and "said no" in missed["error"]["message"]
+
+
 def test_ensure_by_its_family_of_errors(shell: Shell, tree: Path) -> None:
     assert shell.aot("ensure", cwd=tree).code == 2, "there is no aot.toml"
     project = write_project(tree, "ensured-not")

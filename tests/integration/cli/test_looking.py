@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from aot.schema.digest import Digest
+from aot.schema.wire.builds import FailRequest
+from aot.schema.wire.errors import ErrorBody
 from tests.builders import a_spec
 from tests.commands import COMMAND, Shell
 from tests.integration.cli.shells import PROFILE
@@ -17,7 +19,7 @@ def test_help_names_every_command(shell: Shell) -> None:
     ran = shell.aot("--help")
     assert ran.code == 0 and ran.err == ""
     wanted = "up build submit wait cancel ls show pull verify push tag withdraw ensure explain matrix kernels inspect"
-    wanted += " doctor version"
+    wanted += " doctor version admin"
     assert {line.split()[0] for line in ran.lines if line.startswith("  ")} >= set(wanted.split())
 
 
@@ -100,6 +102,24 @@ def test_ls_shows_bundles_and_builds(shell: Shell, bundle: Digest) -> None:
     assert "published" in shell.aot("ls", "--builds", "default/mini").out
 
 
+def test_ls_lists_the_builds_that_ended_without_a_bundle_and_why(shell: Shell, bundle: Digest) -> None:
+    build = shell.service.submit(a_spec("dead", profile=PROFILE.name)).build.id
+    claim = shell.service.claim(PROFILE.name, build=build)
+    error = ErrorBody(code="backend-failed", message="the compiler crashed")
+    shell.service.call("fail", FailRequest(error=error), token=claim.token, build=build)
+    header, row = shell.aot("ls", "dead", "--builds", "--state", "failed").lines
+    assert (header.split()[-1], row.split()[0], row.split()[-4:]) == (
+        "why",
+        build,
+        ["backend-failed:", "the", "compiler", "crashed"],
+    )
+    assert [one["state"] for one in shell.aot("ls", "--builds", "--state", "published", "--json").json["builds"]] == [
+        "published"
+    ]
+    assert "--state queued, running" in shell.aot("ls", "--builds", "--state", "dead").err
+    assert shell.aot("ls", "--state", "failed").code == 2
+
+
 def test_ls_narrows_by_tag_only_where_one_is_given(shell: Shell, bundle: Digest) -> None:
     assert len(shell.aot("ls", "mini:v1").lines) == 2
     assert shell.aot("ls", "mini:nothing").lines == []
@@ -153,3 +173,14 @@ def test_what_does_not_exist_is_refused(shell: Shell) -> None:
         ran = shell.aot("show", what)
         assert (ran.code, ran.out) == (7, ""), what
         assert ran.err.startswith("error: there is no ") and "  try: " in ran.err
+
+
+def test_a_build_that_does_not_exist_is_called_a_build(shell: Shell) -> None:
+    what = "0199f3c2-0000-7000-8000-000000000000"
+    ran = shell.aot("show", what)
+    assert (ran.code, ran.out) == (7, "")
+    assert ran.err == (
+        f"error: there is no build {what}, and no bundle default/{what}:latest\n"
+        "  try: `aot ls --builds` lists builds, `aot ls` bundles; it may lie in a namespace you cannot see\n"
+    )
+    assert "no build" not in shell.aot("show", f"{what}:v1").err, "with a tag it is no build"

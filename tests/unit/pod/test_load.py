@@ -29,6 +29,7 @@ from aot.errors import (
 )
 from aot.pause import NEVER
 from aot.runtime import pod
+from aot.runtime.graphs import GraphOutputs
 from aot.schema.manifest import Canary
 from aot.schema.wire.workers import Outcome
 from aot.trust import SigningKey
@@ -41,6 +42,16 @@ def test_what_fits_is_fetched_verified_and_loaded(simulator: RegistrySimulator, 
     digest = simulator.add(a_manifest())
     model = load(config)
     assert (model.bundle, loads.bundles, loads.content) == (digest, [digest], [b"\x7fELF library"])
+
+
+def test_graphs_are_used_and_their_results_copied_unless_asked_otherwise(
+    simulator: RegistrySimulator, config: Config, loads: Loads
+) -> None:
+    simulator.add(a_manifest())
+    load(config)
+    load(config, graph_outputs="static")
+    load(config, graphs=False)
+    assert loads.graphs == [GraphOutputs.COPIED, GraphOutputs.STATIC, None]
 
 
 def test_full_collections_wait_while_it_loads_and_not_while_it_fetches(

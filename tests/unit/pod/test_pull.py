@@ -1,19 +1,24 @@
 """`pull` and `explain`: the same choice without a module."""
 
+import errno
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from aot.cache import LocalCache
 from aot.config import Config
-from aot.errors import AotError, BundleNotFound, InvalidInput
+from aot.errors import AotError, BundleNotFound, DigestMismatch, InvalidConfig, InvalidInput
 from aot.runtime import pod
 from aot.runtime.compiled import Fallback
 from aot.schema.capability import Capability
+from aot.schema.codec import decode, encode
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
+from aot.schema.wire.signed import SignedManifest
 from tests.builders import (
     a_file,
     a_manifest,
@@ -93,6 +98,75 @@ def test_pull_for_another_host_takes_what_fits_there(simulator: RegistrySimulato
     assert pulled.bundle is None
     assert any("x86-64-v3" in reason for reason in pulled.selection.reasons)
     assert LocalCache(config.cache_dir).path_of(a_file().digest) is None
+
+
+def unwritable(config: Config) -> LocalCache:
+    """The cache, as on a file system mounted read-only; but for what root may remove."""
+    cache = LocalCache(config.cache_dir)
+    shutil.rmtree(cache.root / "incoming", ignore_errors=True)
+    (cache.root / "incoming").write_text("in the way")
+    return cache
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["by its tag", "by its digest"])
+def test_pull_into_a_warm_cache_that_cannot_be_written_finds_all_there(
+    simulator: RegistrySimulator, config: Config, pinned: bool
+) -> None:
+    digest = simulator.add(a_manifest())
+    reference = f"mini@{digest}" if pinned else "mini"
+    pod.pull(reference, config=config, environment=an_environment())
+    cache = unwritable(config)
+    [pulled] = pod.pull(reference, config=config, environment=an_environment())
+    assert (pulled.bundle, pulled.stale) == (digest, False)
+    (cache.root / "incoming").unlink()
+    assert load(config).bundle == digest
+
+
+def test_pull_into_a_warm_cache_that_cannot_be_written_hashes_what_is_there(
+    simulator: RegistrySimulator, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.add(a_manifest())
+    pod.pull("mini", config=config, environment=an_environment())
+    path = unwritable(config).path_of(a_file().digest)
+    assert path is not None
+    path.chmod(0o644)
+    path.write_bytes(b"X" * path.stat().st_size)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(DigestMismatch) as raised:
+        pod.pull("mini", config=config, environment=an_environment())
+    assert "cannot be removed" in raised.value.hint and "AOT_CACHE_DIR" in raised.value.hint
+
+
+@pytest.mark.parametrize("change", ["a moved tag", "no manifest", "no blob", "an unsigned manifest"])
+def test_pull_into_a_cache_that_cannot_be_written_fails_where_something_is_not_there(
+    simulator: RegistrySimulator, config: Config, change: str
+) -> None:
+    manifests = [a_release("2.13.0+cpu", b"\x7fELF one"), a_release("2.13.0+cpu", b"\x7fELF two")]
+    digests = [simulator.add(manifest) for manifest in manifests[: 1 if change == "a moved tag" else 2]]
+    pod.pull("mini", config=config, environment=an_environment())
+    cache = unwritable(config)
+    match change:
+        case "a moved tag":
+            simulator.add(manifests[1])
+        case "no manifest":
+            (cache.root / "manifests" / f"{digests[-1].hex}.json").unlink()
+        case "no blob":
+            for path in (cache.root / "blobs").glob("*/*"):
+                path.unlink()
+        case "an unsigned manifest":
+            for path in (cache.root / "manifests").iterdir():
+                signed = decode(path.read_bytes(), SignedManifest, what="manifest")
+                path.write_bytes(
+                    encode(structs.replace(signed, envelope=structs.replace(signed.envelope, signatures=())))
+                )
+    wanted = "could not store sha256:" if change == "no blob" else r"could not store \w+\.json"
+    with pytest.raises(InvalidConfig, match=wanted) as raised:
+        pod.pull("mini", config=config, environment=an_environment())
+    assert "AOT_CACHE_DIR" in raised.value.hint
 
 
 def test_pull_raises_what_load_would_only_report(simulator: RegistrySimulator, config: Config) -> None:

@@ -1,0 +1,112 @@
+"""What a finished build goes through on its way up: damaged uploads are sent again, and fail no build."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from aot.errors import AotError, BlobMissing, DigestMismatch
+from aot.pipeline import publish_bundle
+from aot.schema.state import BuildState
+from tests.builders import a_profile
+from tests.simulator import SimulatedReply
+from tests.unit import test_worker_run
+from tests.unit.test_worker_run import Stand, next_turn, shorten_lease
+from worker.run import MOST_HOST_FAULTS, Ended
+
+stand = test_worker_run.stand  # a fixture
+
+
+@pytest.mark.parametrize("error", [BlobMissing("not there"), DigestMismatch("other bytes")], ids=lambda e: e.code)
+def test_an_upload_that_arrives_damaged_is_sent_again_with_pauses(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, error: AotError
+) -> None:
+    monkeypatch.setattr("worker.attempt.PAUSE_SECONDS", 0.01)
+    uploads = never_arrives(monkeypatch, error, times=5)
+    assert stand.run() is Ended.PUBLISHED
+    assert len(uploads) == 6
+    pauses = [after - before for before, after in pairwise(uploads)]
+    assert all(pause >= 0.01 * 2**number for number, pause in enumerate(pauses)), pauses
+
+
+def test_one_that_never_arrives_gives_the_build_back_and_is_nobodys_fault(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.attempt.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("worker.attempt.PAUSE_SECONDS", 0.02)
+    with monkeypatch.context() as broken:
+        never_arrives(broken, DigestMismatch("other bytes"), times=1000)
+        for _ in range(MOST_HOST_FAULTS + 1):
+            assert stand.run() is Ended.RELEASED
+            next_turn(stand)
+    view = stand.view()
+    assert (view.state, view.attempt) == (BuildState.QUEUED, MOST_HOST_FAULTS + 1)
+    assert view.waiting == "worker-1 gave it back: an upload did not arrive as it was sent: other bytes"
+    assert stand.run() is Ended.PUBLISHED
+
+
+def test_it_is_sent_again_until_the_lease_ends(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for as long as patience would last: another holds the build then."""
+    monkeypatch.setattr("worker.attempt.PAUSE_SECONDS", 0.01)
+    uploads = never_arrives(monkeypatch, DigestMismatch("other bytes"), times=1000)
+    shorten_lease(stand, monkeypatch)
+    begun = time.monotonic()
+    assert stand.run(lambda work: setattr(stand.transport, "gone", True)) is Ended.STOPPED
+    assert len(uploads) > 2 and time.monotonic() - begun < 10
+
+
+def test_a_file_that_this_disk_has_changed_is_the_hosts_fault(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = publish_bundle
+
+    def rotten(client: Any, staged: Any, **options: Any) -> Any:
+        path = next(iter(staged.paths.values()))
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[::-1])
+        return publish(client, staged, **options)
+
+    monkeypatch.setattr("worker.run.publish_bundle", rotten)
+    assert stand.run() is Ended.RELEASED
+    assert "is not what was written" in stand.view().waiting
+    next_turn(stand)
+    assert stand.bench.client.claim(stand.bench.name, profiles=(a_profile().name,)).claim.host_faults == 1
+
+
+def never_arrives(monkeypatch: pytest.MonkeyPatch, error: AotError, *, times: int) -> list[float]:
+    """So many uploads go wrong. Returns when each was begun, as it happens."""
+    publish, begun = publish_bundle, list[float]()
+
+    def flaky(*arguments: Any, **options: Any) -> Any:
+        begun.append(time.monotonic())
+        if len(begun) <= times:
+            raise error
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr("worker.run.publish_bundle", flaky)
+    return begun
+
+
+SKEWED = b"<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_clock_that_is_off_gives_the_build_back_and_is_named(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The store refuses what the registry has signed: neither the build nor the worker can mend that."""
+    monkeypatch.setattr("worker.attempt.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("worker.attempt.PAUSE_SECONDS", 0.02)
+    send = stand.transport.send
+
+    def skewed(asked: str, url: str, **options: Any) -> Any:
+        if asked == method and "/blobs/" in url:
+            return SimulatedReply(403, SKEWED, {"content-type": "application/xml"})
+        return send(asked, url, **options)
+
+    with monkeypatch.context() as off:
+        off.setattr(stand.transport, "send", skewed)
+        assert stand.run() is Ended.RELEASED
+    assert stand.view().state is BuildState.QUEUED
+    assert "403 RequestTimeTooSkewed: The difference is too large" in stand.view().waiting
+    next_turn(stand)
+    assert stand.run() is Ended.PUBLISHED
