@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # `make test` uses both cores; one worker a core, whole files each, so that builds are shared inside a file.
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
-.PHONY: demo test soak bench lint clean
+.PHONY: demo test test-servers soak bench lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.demo
@@ -14,6 +14,12 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q -j 2 aot registry worker
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# What uses a registry, on PostgreSQL, Valkey and a strict S3 instead of SQLite and directories. `make test` runs a part.
+SERVICE_TESTS = $(filter-out %/test_registry_postgres.py, \
+  $(shell grep -rlE 'tests\.(service|transport) import|import .*a_shell' tests --include='test_*.py'))
+test-servers: $(VENV)/.ready
+	AOT_TEST_STACK=servers $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not torch" $(SERVICE_TESTS)
 
 # Everything killed at random for half an hour, then audited. AOT_FAULT_SEED repeats a plan of faults.
 SOAK_SECONDS ?= 1800

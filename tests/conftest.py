@@ -1,10 +1,21 @@
-"""Where a test that needs a card is skipped, here and nowhere else; and in which order cores get their files."""
+"""Where a test that needs a card is skipped, or one of files alone on servers, here and nowhere else.
+
+And in which order cores get their files.
+"""
 
 import atexit
 import gc
+import os
 from collections.abc import Generator
 
 import pytest
+
+# As the marker `embedded`, where the test's own file does not say it.
+OF_FILES_ALONE = {
+    "test_nor_where_it_has_lost_the_database_between_the_row_and_the_delete": (
+        "an object store does not tell equal bytes of one second apart"
+    ),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -13,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest-xdist would begin with those of most tests. The last ones, of a test or two, are builds of a minute, and a
     core that has no more of them waits for the other.
     """
+    config.addinivalue_line("markers", "embedded(reason): of SQLite or directories alone, not run on servers")
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
@@ -34,6 +46,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _skip_without_cards(items)
+    if os.environ.get("AOT_TEST_STACK") == "servers":  # `tests.stack`
+        for item in items:
+            marker = item.get_closest_marker("embedded")
+            reason = marker.args[0] if marker is not None else OF_FILES_ALONE.get(item.name)
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=f"of files alone: {reason}"))
+
+
+def _skip_without_cards(items: list[pytest.Item]) -> None:
     marked = [(item, marker) for item in items if (marker := item.get_closest_marker("gpu")) is not None]
     if not marked:
         return  # torch costs seconds to import

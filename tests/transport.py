@@ -1,15 +1,13 @@
 """RegistryClient into an application of this process: no socket, but real requests and answers."""
 
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from litestar.testing import TestClient
 
 from aot.client import Body, RegistryClient, Reply, RetryPolicy
 from aot.errors import RegistryUnreachable
-from tests.service import URL, Service
+from tests.service import URL, Http, Service
 
 
 class AppReply:
@@ -29,7 +27,7 @@ class AppReply:
 class AppTransport:
     """A Transport whose network is the test client of the application. `gone` makes it unreachable."""
 
-    def __init__(self, http: TestClient[Any]) -> None:
+    def __init__(self, http: Http) -> None:
         self.sent: list[tuple[str, str]] = []
         self.gone = False
         self._http = http
@@ -43,6 +41,8 @@ class AppTransport:
         self.sent.append((method, parts.path))
         content = body if isinstance(body, bytes) or body is None else body.read()
         target = parts.path + (f"?{parts.query}" if parts.query else "")
+        if self._http.leads_away(url):
+            target = url
         return AppReply(self._http.request(method, target, content=content, headers=dict(headers)))
 
 

@@ -1,7 +1,8 @@
-"""The object stores of the contract suite, a fresh bucket for every test: moto in server mode, and nanio.
+"""The object stores of the contract suite, a fresh bucket for every test: moto in server mode, nanio, and a strict one.
 
-Each lacks something that the other has, and the suite names it: moto accepts any signature and any link for ever;
-nanio checks both, and knows neither checksums nor conditions.
+Each lacks something that another has, and the suite names it: moto accepts any signature and any link for ever;
+nanio checks both, and knows neither checksums nor conditions. The strict one is nanio with both (`tests.strict`), as
+Amazon's and MinIO are.
 """
 
 import uuid
@@ -16,6 +17,8 @@ from moto.server import ThreadedMotoServer
 from registry.storage.place import S3Place
 from registry.storage.s3 import S3BlobStore, connect_s3
 from tests.nanio import nanio_server
+from tests.stack import read_models_once
+from tests.strict import strict_server
 
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
@@ -36,6 +39,12 @@ def nanio_endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def strict_endpoint(tmp_path: Path) -> Iterator[str]:
+    with strict_server(tmp_path / "strict", keys={"test": "test"}) as url:
+        yield url
+
+
+@pytest.fixture
 def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of an empty bucket, and credentials where boto3 looks for them."""
     return empty_bucket(s3_endpoint, monkeypatch)
@@ -51,12 +60,18 @@ def nanio_store(nanio_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3BlobS
     return connect_s3(a_place(nanio_endpoint, empty_bucket(nanio_endpoint, monkeypatch)))
 
 
+@pytest.fixture
+def strict_store(strict_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3BlobStore:
+    return connect_s3(a_place(strict_endpoint, empty_bucket(strict_endpoint, monkeypatch)))
+
+
 def a_place(endpoint: str, bucket: str, **deviations: Any) -> S3Place:
     named: dict[str, Any] = {"prefix": "some/prefix", "endpoint": endpoint, "region": "us-east-1", **deviations}
     return S3Place(bucket=bucket, **named)
 
 
 def empty_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    read_models_once()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["aws_access_key_id"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["aws_secret_access_key"])
     bucket = f"blobs-{uuid.uuid4().hex}"

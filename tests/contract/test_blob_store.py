@@ -1,8 +1,9 @@
 """What every blob store does, whichever it is: the same list against memory, a directory and an object store.
 
 Links are followed by urllib against real servers, as a client in another language would. The object stores are moto in
-server mode and nanio; `Subject` names what each leaves out. Neither refuses bytes that do not have the SHA-256 they
-were announced with: `enforces_checksum` says so, and the registry hashes by itself then.
+server mode, nanio, and nanio behind a strict front; `Subject` names what each leaves out. The first two do not refuse
+bytes that have another SHA-256 than they were announced with: `enforces_checksum` says so, and the registry hashes by
+itself then. The strict one does, as Amazon's and MinIO do.
 """
 
 import re
@@ -42,13 +43,13 @@ class Subject:
     knows_every_range: bool = True  # from the end, and 416 for one outside
 
 
-@pytest.fixture(params=["memory", "directory", "moto", "nanio"])
+@pytest.fixture(params=["memory", "directory", "moto", "nanio", "strict"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
     if request.param == "moto":
         yield Subject(request.getfixturevalue("s3_store"), checks_signatures=False)
         return
-    if request.param == "nanio":
-        yield Subject(request.getfixturevalue("nanio_store"), knows_every_range=False)
+    if request.param in ("nanio", "strict"):
+        yield Subject(request.getfixturevalue(f"{request.param}_store"), knows_every_range=False)
         return
     with listening() as (listener, url):
         signer = LinkSigner(b"s" * 32, url)
@@ -238,9 +239,12 @@ def test_an_upload_of_another_length_than_the_link_binds_is_refused(subject: Sub
     assert subject.store.stat(blob.digest) is None
 
 
-def test_what_the_object_stores_enforce_was_tried(s3_store: S3BlobStore, nanio_store: S3BlobStore) -> None:
+def test_what_the_object_stores_enforce_was_tried(
+    s3_store: S3BlobStore, nanio_store: S3BlobStore, strict_store: S3BlobStore
+) -> None:
     assert (s3_store.enforces_checksum, s3_store.creates_if_absent) == (False, True)
     assert (nanio_store.enforces_checksum, nanio_store.creates_if_absent) == (False, False)
+    assert (strict_store.enforces_checksum, strict_store.creates_if_absent) == (True, True)
 
 
 def test_a_stored_blob_is_not_written_over_where_the_store_can_promise_it(subject: Subject) -> None:

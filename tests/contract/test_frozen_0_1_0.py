@@ -39,6 +39,7 @@ from tests.service import URL, a_service
 
 WHEEL = FROZEN / "aot_registry-0.1.0-py3-none-any.whl"
 DOCUMENTS = FROZEN / "documents"
+of_files = pytest.mark.embedded("recorded with links that lead to the registry")
 KINDS = {
     "envelope": Envelope,
     "environment": Environment,
@@ -145,11 +146,13 @@ def test_no_secret_and_no_place_of_the_recording_was_kept() -> None:
         assert not [word for word in ("127.0.0.1", "localhost", "/tmp/", "&sig=", "expires=") if word in text], path
 
 
+@of_files
 def test_todays_registry_answers_every_request_of_0_1_0_as_before(answers: list[Answer]) -> None:
     told = [f"{one.step} {one.endpoint}: {status} {body!r}" for one, status, body in answers if status != one.status]
     assert not told, told[0]  # the others follow from it
 
 
+@of_files
 def test_todays_registry_answers_with_every_field_that_0_1_0_had(answers: list[Answer]) -> None:
     told = {}
     for one, _, body in answers:
@@ -160,6 +163,7 @@ def test_todays_registry_answers_with_every_field_that_0_1_0_had(answers: list[A
     assert told == {}
 
 
+@of_files
 def test_the_client_of_0_1_0_understands_every_answer_of_today(answers: list[Answer], installed: Path) -> None:
     api_answers = [one for one in answers if one[0].endpoint not in LINKS.values()]
     sent = [(one.endpoint, status, body.decode()) for one, status, body in api_answers]

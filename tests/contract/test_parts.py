@@ -31,9 +31,12 @@ BLOB = blob_of(CONTENT)
 MINE, OTHERS = Namespace("mine"), Namespace("others")
 
 
-@pytest.fixture(params=["moto", "nanio"])
+ENDPOINTS = {"moto": "s3_endpoint", "nanio": "nanio_endpoint", "strict": "strict_endpoint"}
+
+
+@pytest.fixture(params=ENDPOINTS)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Place:
-    endpoint = request.getfixturevalue({"moto": "s3_endpoint", "nanio": "nanio_endpoint"}[request.param])
+    endpoint = request.getfixturevalue(ENDPOINTS[request.param])
     return a_place(endpoint, empty_bucket(endpoint, monkeypatch), largest_put_bytes=PART, part_bytes=PART)
 
 
@@ -243,6 +246,7 @@ def test_a_stream_that_is_taken_up_does_not_go_on_with_another_version(
     assert asked == [etag_of(version)]
 
 
+@pytest.mark.parametrize("place", ["moto", "nanio"], indirect=True)
 @pytest.mark.parametrize("knowing", [(), ("copy_object",), ("copy_object", "upload_part_copy")])
 def test_whether_copies_are_bound_to_a_version_was_tried(
     place: S3Place, store: S3BlobStore, monkeypatch: pytest.MonkeyPatch, knowing: tuple[str, ...]

@@ -36,13 +36,15 @@ def wrong_bytes(store: S3BlobStore) -> tuple[str, str]:
     return key, version
 
 
+@pytest.mark.parametrize("named", ["s3_store", "strict_store"])
 def test_other_bytes_that_are_put_between_look_and_delete_stay(
-    s3_store: S3BlobStore, monkeypatch: pytest.MonkeyPatch
+    named: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, version = wrong_bytes(s3_store)
-    put_after_the_look(s3_store, key, RIGHT, monkeypatch)
-    assert not s3_store._versions.delete(key, version)
-    assert read(s3_store, blob_of(RIGHT)) == RIGHT
+    store: S3BlobStore = request.getfixturevalue(named)
+    key, version = wrong_bytes(store)
+    put_after_the_look(store, key, RIGHT, monkeypatch)
+    assert not store._versions.delete(key, version)
+    assert read(store, blob_of(RIGHT)) == RIGHT
 
 
 REFUSALS = [
@@ -105,9 +107,9 @@ def test_what_refuses_the_delete_itself_or_passes_is_not_tried_without_the_condi
 
 
 def test_listings_and_answers_about_one_object_tell_one_version(
-    s3_store: S3BlobStore, nanio_store: S3BlobStore
+    s3_store: S3BlobStore, nanio_store: S3BlobStore, strict_store: S3BlobStore
 ) -> None:
-    for store in (s3_store, nanio_store):
+    for store in (s3_store, nanio_store, strict_store):
         key, version = wrong_bytes(store)
         [listed] = store._client.list_objects_v2(Bucket=store._bucket, Prefix=key)["Contents"]
         got = store._client.get_object(Bucket=store._bucket, Key=key)
