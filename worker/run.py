@@ -28,6 +28,7 @@ from aot.errors import (
     CompileStopped,
     DigestMismatch,
     Forbidden,
+    InvalidDigest,
     InvalidSource,
     LeaseLost,
     LocalStorageFull,
@@ -118,7 +119,8 @@ def _attempt(attempt: Attempt, bench: Bench) -> Ended:
     except (OSError, MemoryError, LocalStorageFull) as error:
         return _after_host_fault(attempt, error)
     except AWAY as error:
-        return _release(attempt, error.message)
+        # What the store holds under a digest may be wrong since long, where nothing can be written over it.
+        return _release(attempt, error.message, damaged=_digests_in(error))
     except AotError as error:
         # A shutdown that reaches the children first looks like a compiler that crashed.
         return _release(attempt, SHUTTING_DOWN) if bench.stopping.is_set() else _fail(attempt, error)
@@ -172,7 +174,7 @@ def _publish(attempt: Attempt, staged: Staged) -> None:
         _require_whole(staged)
         log.warning("upload-again build=%s error=%s", attempt.claim.build, error.message)
         raise StorageUnavailable(
-            f"an upload did not arrive as it was sent: {error.message}", hint=error.hint
+            f"an upload did not arrive as it was sent: {error.message}", hint=error.hint, details=error.details
         ) from error
     except (BlobNotFound, Forbidden) as error:
         # Of a link to put: a proxy's page, or parts that were given up meanwhile; or it has expired, as it soon does
@@ -205,8 +207,16 @@ def _fetching() -> Iterator[None]:
     try:
         yield
     except (DigestMismatch, SizeMismatch, Forbidden, BlobNotFound) as error:
-        digest = error.details.get("digest")
-        raise BadTransfer(error.message, damaged=(digest,) if isinstance(digest, Digest) else ()) from error
+        raise BadTransfer(error.message, damaged=_digests_in(error)) from error
+
+
+def _digests_in(error: AotError) -> tuple[Digest, ...]:
+    """The blob that an error is about, whoever has found it; the registry looks at it."""
+    found = error.details.get("digest")
+    try:
+        return (Digest.parse(found),) if isinstance(found, str) else ()
+    except InvalidDigest:  # of a server that words it otherwise
+        return ()
 
 
 def _build(attempt: Attempt, bench: Bench, scratch: Path) -> Staged:

@@ -128,6 +128,7 @@ def test_another_namespace_measures_for_itself(stand: Stand) -> None:
     assert stand.backend.measured == [("64x64",), ("64x64",)]
 
 
+@pytest.mark.embedded("the next upload writes over what is there; elsewhere the registry takes it out first")
 @pytest.mark.parametrize(
     "content", [b'{"timings": {"mm": 3}}', b"x" * 40, b""], ids=["other bytes", "garbage", "nothing"]
 )

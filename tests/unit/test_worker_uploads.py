@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from aot.errors import AotError, BlobMissing, DigestMismatch
+from aot.errors import AotError, BlobMissing, DigestMismatch, SizeMismatch
 from aot.pipeline import publish_bundle
+from aot.schema.digest import Digest
 from aot.schema.state import BuildState
 from tests.builders import a_profile
 from tests.simulator import SimulatedReply
 from tests.unit import test_worker_run
 from tests.unit.test_worker_run import Stand, next_turn, shorten_lease
+from worker.attempt import Attempt
 from worker.run import MOST_HOST_FAULTS, Ended
 
 stand = test_worker_run.stand  # a fixture
@@ -44,6 +46,21 @@ def test_one_that_never_arrives_gives_the_build_back_and_is_nobodys_fault(
     assert (view.state, view.attempt) == (BuildState.QUEUED, MOST_HOST_FAULTS + 1)
     assert view.waiting == "worker-1 gave it back: an upload did not arrive as it was sent: other bytes"
     assert stand.run() is Ended.PUBLISHED
+
+
+def test_what_the_store_holds_wrong_is_looked_at_by_the_registry(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be written over what is there, no upload would ever mend it."""
+    monkeypatch.setattr("worker.attempt.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("worker.attempt.PAUSE_SECONDS", 0.02)
+    wrong, told = Digest.of(b"bundle"), []
+    release = Attempt.release
+    monkeypatch.setattr(
+        Attempt, "release", lambda *given, **more: told.append(more["damaged"]) or release(*given, **more)
+    )
+    error = SizeMismatch("the store holds 40", details={"digest": str(wrong)})
+    never_arrives(monkeypatch, error, times=1000)
+    assert stand.run() is Ended.RELEASED
+    assert told == [(wrong,)]
 
 
 def test_it_is_sent_again_until_the_lease_ends(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
