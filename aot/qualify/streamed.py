@@ -5,8 +5,8 @@ still gets a reference that is better than itself. Buffers are few and may be wr
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,20 +20,22 @@ def stream(module: "Module", dtype: Any, *, room_bytes: int) -> "Module | None":
     """Return a copy of `module` that computes in `dtype` and shares its parameters; None where the room is too small.
 
     Parts of no more than a quarter of the room are wide as wholes, since a part may reach for the parameters of what
-    lies within it. A part that is called by another way than `module(...)` stays narrow, which ends most calls with an
-    error: the types do not match.
+    lies within it. A part that is called by another way than `module(...)` stays narrow: what computes with a narrow
+    parameter raises RuntimeError, so that no result is taken for a wide one.
     """
     width = dtype.itemsize
     buffers = sum(tensor.numel() for tensor in module.buffers())
     left = room_bytes - 2 * width * buffers  # a call keeps them as they were before
     parts = tuple(_parts(module, most_elements=left // (4 * width)))
-    if left <= 0 or any(width * _elements(slots) > left // 2 for _, slots in parts):
+    if left <= 0 or any(width * elements > left // 2 for _, _, elements in parts):
         return None
     shared: dict[int, Any] = {id(tensor): tensor for tensor in module.parameters()}
     copied = copy.deepcopy(module, shared)
     _widen_state(copied, dtype)
-    for part, slots in _parts(copied, most_elements=left // (4 * width)):
-        _hook(part, slots, dtype)
+    guard = _guard({id(tensor) for tensor in module.parameters() if tensor.is_floating_point()})
+    for part, slots, _ in _parts(copied, most_elements=left // (4 * width)):
+        _hook(part, lambda slots=slots: _wide(slots, dtype, guard))
+    _hook(copied, lambda: guard)
     return copied
 
 
@@ -47,21 +49,25 @@ def widen_attributes(module: "Module", dtype: Any) -> None:
                 part.__dict__[name] = value.to(dtype)
 
 
-def _parts(module: "Module", *, most_elements: int) -> Iterator[tuple["Module", tuple[Slot, ...]]]:
-    """Yield the largest parts of so many elements, and of larger ones what is theirs alone."""
+def _parts(module: "Module", *, most_elements: int) -> Iterator[tuple["Module", tuple[Slot, ...], int]]:
+    """Yield the largest parts of so many elements, and of larger ones what is theirs alone.
+
+    With each, how many elements are wide while it runs: its own, and what is theirs of the parts that it lies in.
+    """
     seen: set[int] = set()
-    waiting = [module]
+    waiting = [(module, 0)]
     while waiting:
-        part = waiting.pop()
+        part, around = waiting.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
         slots = tuple(_slots(part, recurse=True))
-        if _elements(slots) > most_elements:
+        if (elements := _elements(slots)) > most_elements:
             slots = tuple(_slots(part, recurse=False))
-            waiting += part.children()
+            elements = _elements(slots)
+            waiting += [(child, around + elements) for child in part.children()]
         if slots:
-            yield part, slots
+            yield part, slots, around + elements
 
 
 def _slots(module: "Module", *, recurse: bool) -> Iterator[Slot]:
@@ -92,31 +98,53 @@ def _widen_state(module: "Module", dtype: Any) -> None:
     widen_attributes(module, dtype)
 
 
-def _hook(part: "Module", slots: tuple[Slot, ...], dtype: Any) -> None:
-    opened: list[Any] = []  # of calls within one another only the outermost narrows again
+def _hook(part: "Module", make_context: "Callable[[], Any]") -> None:
+    """Call the part within a context; of calls within one another, the outermost."""
+    opened: list[Any] = []
 
     def enter(*_: Any) -> None:
-        context = _wide(slots if not opened else (), dtype)
+        context = nullcontext() if opened else make_context()
         context.__enter__()
         opened.append(context)
 
     def leave(*_: Any) -> None:
         opened.pop().__exit__(None, None, None)
 
-    part.register_forward_pre_hook(enter)
+    # Before hooks of its own, which may compute its weights (torch.nn.utils.weight_norm).
+    part.register_forward_pre_hook(enter, prepend=True)
     part.register_forward_hook(leave, always_call=True)
 
 
+def _guard(narrow: set[int]) -> Any:
+    """Return a mode of torch in which nothing may be computed with the tensors of these identities."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Guard(TorchDispatchMode):
+        """`is_opening` is true while they are being cast."""
+
+        is_opening = False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not self.is_opening and any(id(leaf) in narrow for leaf in tree_leaves((args, kwargs))):
+                raise RuntimeError(f"{func} would compute with a parameter that is not wide")
+            return func(*args, **(kwargs or {}))
+
+    return Guard()
+
+
 @contextmanager
-def _wide(slots: tuple[Slot, ...], dtype: Any) -> Iterator[None]:
+def _wide(slots: tuple[Slot, ...], dtype: Any, guard: Any) -> Iterator[None]:
     from torch.nn import Parameter
 
     narrow = [(slot, _at(slot)) for slot in slots]
     made: dict[int, Parameter] = {}
+    guard.is_opening = True
     for (part, name), tensor in narrow:
         if id(tensor) not in made:
             made[id(tensor)] = Parameter(tensor.detach().to(dtype), requires_grad=False)
         part._parameters[name] = made[id(tensor)]
+    guard.is_opening = False
     try:
         yield
     finally:

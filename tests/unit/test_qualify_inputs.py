@@ -310,6 +310,50 @@ def test_a_part_that_calls_itself_is_narrow_again_only_at_the_end_and_after_erro
     assert copied.weight is module.weight
 
 
+class OfOthersWeights(nn.Module):
+    """Computes with the weights of parts that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(64, 64, bias=False)
+        self.other = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.one.weight @ self.other.weight).sum()
+
+
+def test_what_computes_with_a_parameter_that_stayed_narrow_is_no_reference() -> None:
+    """It would give a result in the wide type, as exact as the narrow one."""
+    module = OfOthersWeights().bfloat16()
+    copied = stream(module, torch.float64, room_bytes=12 * 2 * 64 * 64)
+    with pytest.raises(RuntimeError, match="a parameter that is not wide"):
+        copied(torch.ones(1, dtype=torch.float64))
+    assert module(torch.ones(1)).dtype == torch.float32  # elsewhere nothing is guarded
+
+
+def test_parts_that_are_open_within_one_another_fit_into_the_room_together() -> None:
+    inner: nn.Module = nn.Identity()
+    for _ in range(6):
+        outer = nn.Module()
+        outer.register_parameter("weight", nn.Parameter(torch.ones(1000, dtype=torch.bfloat16)))
+        outer.inner = inner
+        inner = outer
+    # Half of it has room for any one of them, and not for all six.
+    assert stream(inner, torch.float64, room_bytes=16 * 1000 + 16) is None
+    assert stream(inner, torch.float64, room_bytes=2 * 6 * 8 * 1000) is not None
+
+
+def test_weights_that_a_hook_of_the_module_computes_are_wide_as_well() -> None:
+    module = nn.Sequential(*(torch.nn.utils.weight_norm(nn.Linear(16, 16)) for _ in range(4))).bfloat16()
+    x = torch.rand(2, 16, dtype=torch.bfloat16)
+    call = Call((x,), {}, (x,))
+    eager = run_traced(module, call, {})
+    elements = sum(tensor.numel() for tensor in module.parameters())
+    whole, streamed = (Reference(module, memory_bytes=factor * elements).run((call,), (eager,)) for factor in (64, 30))
+    assert whole[0] == streamed[0] == "float64"
+    assert torch.equal(whole[1][0].leaves["output 0"], streamed[1][0].leaves["output 0"])
+
+
 @pytest.mark.parametrize("shape", [(7,), (3, 5)])
 def test_weights_are_perturbed_some_at_a_time_and_where_they_lie(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
