@@ -1,11 +1,12 @@
 """Start to first output with and without restored bytecode, for eager and for every route, in an image without `.pyc`.
 
-`python -m benchmarks.bytecode [--model decoder] [--rounds 5] [--routes eager,ours,jit]` builds the model through a
-service of its own, compiles what each route imports, restores that as a node does, and writes
+`python -m benchmarks.bytecode [--model decoder] [--rounds 5] [--routes eager,ours,function,jit]` builds the model
+through a service of its own, compiles what each route imports, restores that as a node does, and writes
 `benchmarks/results/bytecode-<host>.json`. The image without bytecode is this one under an empty prefix that nobody
 writes to, so that every module is compiled at every start; `own` is the same image with the bytecode that it has, which
 an interpreter trusts by time and size: the difference to `with` is what it costs to compare every source.
-`jit` is torch.compile on a compiler cache that an earlier run has filled, as the route `cache` restores it.
+`ours` is the route `package`; `jit` is torch.compile on a compiler cache that an earlier run has filled, as the route
+`cache` restores it.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from benchmarks.starts import clean_environ, start_child
 
 RESULTS = ROOT / "benchmarks" / "results"
 STATES = ("without", "with", "own")
+# Routes that the service builds, with the words that ask for them.
+BUILT = {"ours": (), "function": ("--route", "function")}
 
 
 def main() -> int:
@@ -121,11 +124,12 @@ def _routes(options: argparse.Namespace, data: Path) -> tuple[dict[str, list[str
     model = MODELS[options.model]
     arguments = {"eager": ["eager", model.name], "jit": ["jit", model.name, "--mode", "default"]}
     environs = {route: clean_environ(data / route) for route in arguments}
-    if "ours" in options.routes:
+    if built := [route for route in options.routes if route in BUILT]:
         with running_service(data / "service") as service:
-            reference = build(service, model)
-        arguments["ours"] = ["ours", model.name, "--reference", reference]
-        environs["ours"] = clean_environ(data / "ours", **{**service.environ, "AOT_URL": "", "AOT_OFFLINE": "1"})
+            references = {route: build(service, model, *BUILT[route]) for route in built}
+        for route, reference in references.items():
+            arguments[route] = ["ours", model.name, "--reference", reference]
+            environs[route] = clean_environ(data / route, **{**service.environ, "AOT_URL": "", "AOT_OFFLINE": "1"})
     kept = {route: arguments[route] for route in options.routes}
     if "jit" in kept:
         start_child(arguments["jit"], environs["jit"])  # fills its compiler cache
@@ -148,7 +152,7 @@ def _paired(ours: list[float], other: list[float]) -> float:
 
 def _print_report(report: dict[str, Any]) -> None:
     for route, one in report["seconds"].items():
-        print(f"{route:6} " + "  ".join(f"{state} {statistics.median(one[state]):.2f} s" for state in STATES))
+        print(f"{route:8} " + "  ".join(f"{state} {statistics.median(one[state]):.2f} s" for state in STATES))
     for name, value in report["ratios"].items():
         print(f"{name:26} {value:.3f}")
     print(
@@ -162,7 +166,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=list(MODELS), default="decoder")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--routes", type=lambda text: text.split(","), default=["eager", "ours", "jit"])
+    parser.add_argument("--routes", type=lambda text: text.split(","), default=["eager", "ours", "function", "jit"])
     parser.add_argument("--label", default="")
     return parser.parse_args()
 

@@ -49,13 +49,16 @@ def main() -> int:
     return 0
 
 
-def build(service: Service, model: Model) -> str:
-    """Build the model and pull its bundle to the node's cache; return the reference pinned to its digest."""
+def build(service: Service, model: Model, *more: str) -> str:
+    """Build the model and pull its bundle to the node's cache; return the reference pinned to its digest.
+
+    `more` are further words of the command.
+    """
     print(f"building {model.name}", file=sys.stderr)
     required = [part for pin in model.requirements for part in ("--require", pin)]
     required += [part for dimension in model.dimensions for part in ("--dim", dimension)]
-    arguments = ["build", f"{model.name}:bench", "--source", str(model.source), "--entry", model.entry, *required]
-    answer = json.loads(service.aot(*arguments, "--json", quiet=True))
+    words = [f"{model.name}:bench", "--source", str(model.source), "--entry", model.entry, *required, *more]
+    answer = json.loads(service.aot("build", *words, "--json", quiet=True))
     reference = f"default/{model.name}@{answer['bundle']}"
     service.aot("pull", reference, quiet=True)
     return reference

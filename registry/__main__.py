@@ -5,7 +5,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -81,33 +81,38 @@ def serve(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def sweep(options: argparse.Namespace, settings: Settings) -> None:
-    """Sweep once, or until SIGTERM or Ctrl-C; a pass that fails for lack of database or store is tried again."""
+    """Sweep once, or until SIGTERM or Ctrl-C; a pass that fails is tried again, unless the settings are wrong."""
     import structlog
 
     from registry.deps import build_deps
     from registry.services.retention import retain as retain_once
     from registry.services.sweep import sweep as sweep_once
 
+    log = structlog.get_logger()
+
+    def survive(name: str, one_pass: Callable[["Deps"], object]) -> None:
+        try:
+            one_pass(deps)
+        except Unavailable as error:
+            log.warning(f"{name}-failed", code=error.code, reason=error.message)
+        except InvalidConfig:
+            raise
+        except Exception:  # one row that breaks a pass must not end leases, tickets and retention with it
+            log.exception(f"{name}-failed")
+
     deps = build_deps(settings)
     if options.once:
         sweep_once(deps)
         retain_once(deps)
         return
-    log = structlog.get_logger()
     stop = Stop().listen()
     log.info("sweeping", every=options.every)
     retain_at = time.monotonic()
     while not stop.told:
-        try:
-            sweep_once(deps)
-        except Unavailable as error:
-            log.warning("sweep-failed", code=error.code, reason=error.message)
-        try:
-            if time.monotonic() >= retain_at and not stop.told:
-                retain_at = time.monotonic() + settings.retain_every.total_seconds()
-                retain_once(deps)
-        except Unavailable as error:
-            log.warning("retain-failed", code=error.code, reason=error.message)
+        survive("sweep", sweep_once)
+        if time.monotonic() >= retain_at and not stop.told:
+            retain_at = time.monotonic() + settings.retain_every.total_seconds()
+            survive("retain", retain_once)
         stop.pause(options.every)
     log.info("stopped")
 

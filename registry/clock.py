@@ -10,6 +10,9 @@ from aot.errors import Unavailable
 Clock = Callable[[], datetime]
 """Returns the present as an aware UTC time."""
 ASK_SECONDS, ASK_AGAIN_SECONDS = 60.0, 5.0
+# What is later than it could be, by more than two clocks may differ, was written before the clock was set back. Nobody
+# waits as long as the clock was ahead.
+CLOCK_MARGIN = timedelta(minutes=5)
 
 
 def utc_now() -> datetime:

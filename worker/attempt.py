@@ -24,7 +24,7 @@ from aot.errors import (
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.report import Phase
-from aot.schema.wire.builds import Claim
+from aot.schema.wire.builds import SHUTTING_DOWN, Claim
 from aot.schema.wire.errors import ErrorBody
 from worker.lines import Lines, plain
 from worker.logs import LogFiles
@@ -41,7 +41,6 @@ QUICK_SECONDS = 10.0
 PATIENCE_SECONDS, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600.0, 0.5, 10.0
 # A process that was told to end has ten seconds before most supervisors kill it.
 PARTING_SECONDS = 4.0
-SHUTTING_DOWN = "the worker is shutting down"
 # A proxy whose registry restarts has a page of its own, often with 404: that says nothing of the build.
 AWAY = (Unavailable, NotARegistry)
 # After these no further request of this attempt can succeed.

@@ -18,6 +18,7 @@ from typing import Any
 
 from aot.bundle import blob_of
 from aot.client import RegistryClient
+from aot.client.refusals import is_of_link
 from aot.compile.tuned import TuningStore
 from aot.errors import (
     AotError,
@@ -28,10 +29,12 @@ from aot.errors import (
     CompileStopped,
     DigestMismatch,
     Forbidden,
+    InvalidConfig,
     InvalidDigest,
     InvalidSource,
     LeaseLost,
     LocalStorageFull,
+    RegistryError,
     SizeMismatch,
     StorageUnavailable,
     TagMoved,
@@ -43,13 +46,14 @@ from aot.sandbox import Bubblewrap
 from aot.schema.digest import Digest
 from aot.schema.names import Name
 from aot.schema.profile import Profile
-from aot.schema.wire.builds import Claim
-from worker.attempt import AWAY, SHUTTING_DOWN, Attempt
+from aot.schema.wire.builds import SHUTTING_DOWN, Claim
+from worker.attempt import AWAY, Attempt
 from worker.scratch import scratch_directory
 
 log = logging.getLogger("worker")
 # A full disk is not the build's fault, and another worker may do better; but not for ever.
 MOST_HOST_FAULTS = 5
+HOST_FAILED = "the worker's disk, memory or network failed"
 MOST_JOINS = 10
 
 
@@ -176,10 +180,24 @@ def _publish(attempt: Attempt, staged: Staged) -> None:
         raise StorageUnavailable(
             f"an upload did not arrive as it was sent: {error.message}", hint=error.hint, details=error.details
         ) from error
-    except (BlobNotFound, Forbidden) as error:
+    except InvalidConfig as error:
+        raise _store_refuses(error) from error
+    except RegistryError as error:
+        if not _is_of_way(error):
+            raise
         # Of a link to put: a proxy's page, or parts that were given up meanwhile; or it has expired, as it soon does
         # where the clocks of registry and store differ. There will be new links.
         raise StorageUnavailable(error.message, hint=error.hint) from error
+
+
+def _store_refuses(error: InvalidConfig) -> StorageUnavailable:
+    """The registry's store refuses the registry, or it is set up wrong; no build can help that, and people can."""
+    return StorageUnavailable(error.message, hint=error.hint)
+
+
+def _is_of_way(error: RegistryError) -> bool:
+    """Whether a link was refused or led to nothing; the registry's own refusals end the build."""
+    return is_of_link(error) or isinstance(error, BlobNotFound)
 
 
 def _require_whole(staged: Staged) -> None:
@@ -202,11 +220,16 @@ def _fetching() -> Iterator[None]:
 
     The registry had hashed them: the way or the store is at fault, and the next look may be right. A link that is
     refused has run out, or a clock was wrong for a while; another claim brings another one. One that leads to nothing
-    is of a blob that was found wrong meanwhile and waits for the right bytes.
+    is of a blob that was found wrong meanwhile and waits for the right bytes. Raises StorageUnavailable where the
+    store refuses the registry.
     """
     try:
         yield
-    except (DigestMismatch, SizeMismatch, Forbidden, BlobNotFound) as error:
+    except InvalidConfig as error:
+        raise _store_refuses(error) from error
+    except (DigestMismatch, SizeMismatch, RegistryError) as error:
+        if isinstance(error, RegistryError) and not _is_of_way(error):
+            raise
         raise BadTransfer(error.message, damaged=_digests_in(error)) from error
 
 
@@ -269,7 +292,7 @@ def _refuse_untrusted(claim: Claim, bench: Bench) -> None:
 def _after_host_fault(attempt: Attempt, error: Exception) -> Ended:
     """Give the build back, unless hosts have failed under it too often: then it may be what fills or breaks them."""
     claim = attempt.claim
-    reason = f"the worker's disk, memory or network failed: {error or type(error).__name__}"
+    reason = f"{HOST_FAILED}: {error or type(error).__name__}"
     log.error("host-fault build=%s error=%s", claim.build, reason)
     # An older registry counts attempts alone, whatever ended them.
     before = claim.attempt - 1 if claim.host_faults is None else claim.host_faults

@@ -81,6 +81,7 @@ def recapture(
     environ = {**pushed.spec.recipe.environment, **_environ(scratch / "run-0")}
     into, started, said = scratch / "caches", itertools.count(), [""]
     effective = effective_environment(observe_environment(), environ, command=source.command)
+    recorded = bases[0].artifact.facts if bases else None
     on_event({"phase": "qualifying", "step": "running the command"})
 
     def run(command: Sequence[str], wanted: Mapping[str, str]) -> Ended:
@@ -94,14 +95,15 @@ def recapture(
 
     try:
         require_level(pushed.profile, effective)
-        made = capture(source.command, environ=environ, effective=effective, scratch=into, base=base, run=run)
+        around: dict[str, Any] = {"environ": environ, "effective": effective, "recorded": recorded}
+        made = capture(source.command, scratch=into, base=base, run=run, **around)
     except InvalidInput as error:
         raise QualificationFailed(
             f"the command cannot be captured on this worker: {error.message}",
             hint="the details have the end of its output; it runs without a network, in its tree alone",
             details={"failures": error.details.get("failures", said)},
         ) from error
-    artifact = artifact_of(made.collected, pushed.profile, effective, environ=environ, seconds=made.seconds)
+    artifact = artifact_of(made.collected, pushed.profile, seconds=made.seconds, **around)
     union, tables = _union(artifact, made.collected, bases, base, scratch=scratch / TABLES)
     proven = _proven(pushed, union, replace(made, notes=(*made.notes, *tables.left_out)), builder=builder)
     # An entry of a base that the run has written anew stays the base's: its bytes are no longer in the caches.

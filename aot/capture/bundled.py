@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aot.capture.entries import Kind, kind_of
-from aot.capture.kernels import Kernels, below_of
+from aot.capture.kernels import KEY_CHARACTERS, Kernels, below_of
 from aot.capture.plain import read_plain
 from aot.capture.symbolic import read, write
 from aot.capture.symbols import (
@@ -45,6 +45,7 @@ _SIGNS = (_KERNEL.name.encode(), b"StaticallyLaunchedAutotuner")
 _REPLACE = b"[REPLACE]"  # torch's mark for the directory of a kernel, in each of its files that ends so
 _REPLACED_IN = ".json"
 _MOST_CHOICE_BYTES = 1 << 16
+_MOST_DEVICES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class _Kernel:
 
     symbol: Value
     key: str
-    device: Value
+    device: int
     files: Node
     names: frozenset[str]
 
@@ -133,9 +134,9 @@ def _altered(content: bytes, alter: Callable[[Node], None]) -> bytes:
         before = write(root, protocol)
         for bundle in [node for node in each_node(root) if is_instance(node, _BUNDLE)]:
             alter(bundle)
+        after = write(root, protocol)
     except ValueError:
         return content
-    after = write(root, protocol)
     return content if after == before else after
 
 
@@ -204,7 +205,7 @@ class _Slimming:
     def _is_there(self, candidate: Candidate, there: Collection[str]) -> bool:
         return any(key in there or self._place(key, 0) is not None for key in candidate.keys)
 
-    def _place(self, key: str, device: Value) -> str | None:
+    def _place(self, key: str, device: int) -> str | None:
         assert self._kernels is not None
         return self._kernels.place_of(self._path, key, device)
 
@@ -218,12 +219,15 @@ class _Slimming:
 
 def _kernel_of(value: Value, allowance: Allowance) -> _Kernel | None:
     fields = (fields_of(value) if is_instance(value, _KERNEL) else None) or {}
-    key, files = fields.get("kernel_hash"), fields.get("artifacts")
+    key, device, files = fields.get("kernel_hash"), fields.get("device"), fields.get("artifacts")
     listed = items_of(files)
-    if not isinstance(key, str) or not isinstance(files, Node) or listed is None:
+    if not isinstance(key, str) or len(key) > KEY_CHARACTERS or not isinstance(files, Node) or listed is None:
+        return None
+    # Both become a part of paths: a node there would be printed, as long and as deep as it likes.
+    if not isinstance(device, int) or isinstance(device, bool) or not 0 <= device < _MOST_DEVICES:
         return None
     allowance.spend(1 + len(listed))
     names = [(fields_of(file) or {}).get("filename") if is_instance(file, _FILE) else None for file in listed]
     known = frozenset(name for name in names if isinstance(name, str))
     # A file that comes twice is no file of torch's.
-    return _Kernel(value, key, fields.get("device"), files, known) if len(known) == len(names) else None
+    return _Kernel(value, key, device, files, known) if len(known) == len(names) else None

@@ -7,6 +7,7 @@ tried), and measures what a start on them saves.
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from aot.capture.account import Account, account
@@ -74,18 +75,21 @@ def capture(
     scratch: Path,
     again: bool = True,
     base: Collected = NOTHING,
+    recorded: Mapping[str, str] | None = None,
     run: Runner = lambda command, environ: run_command(command, environ=environ, stdout=2),
 ) -> Captured:
     """Run `command`, twice with `again`, and return the entries to keep: those of `base`, which it runs on, all.
 
-    `effective` is the host as the command uses it; what that says goes to stderr. Raises InvalidInput where it fails or
-    leaves nothing; QualificationFailed where it compiles nothing that is not in `base`.
+    `effective` is the host as the command uses it, `recorded` the facts of what `base` is of (`aot.capture.pins.pins`).
+    What the command says goes to stderr. Raises InvalidInput where it fails or leaves nothing; QualificationFailed
+    where it compiles nothing that is not in `base`.
     """
     first = scratch / RUNS[0]
     compiler = _write_compiler(scratch / BIN, first, environ)
     restore(base.entries, base.paths, into=first)
     known = list_paths(first)
-    cold = _run(command, first, environ=environ, effective=effective, run=run, path=compiler)
+    start = partial(_run, command, environ=environ, effective=effective, recorded=recorded, run=run)
+    cold = start(first, path=compiler)
     listed = _listed(command, first)
     found = listed.paths
     if known and not graphs_of(found - known):
@@ -104,9 +108,7 @@ def capture(
     notes = (*listed.left_out, *everything.left_out)
     if not again:
         return _readable(Captured(everything, (cold.seconds, None), None, 0, notes))
-    made = _again(
-        command, everything, cold, known=known, environ=environ, effective=effective, scratch=scratch, run=run
-    )
+    made = _again(command, everything, cold, known=known, scratch=scratch, start=start)
     return _readable(replace(made, notes=tuple(dict.fromkeys((*notes, *made.notes)))))
 
 
@@ -140,10 +142,8 @@ def _again(
     cold: Ended,
     *,
     known: frozenset[str],
-    environ: Mapping[str, str],
-    effective: Environment,
     scratch: Path,
-    run: Runner,
+    start: Callable[[Path], Ended],
 ) -> Captured:
     second = scratch / RUNS[1]
     try:
@@ -157,7 +157,7 @@ def _again(
     before = list_paths(second)
     watch = OpenWatch(second)
     try:
-        warm = _run(command, second, environ=environ, effective=effective, run=run)
+        warm = start(second)
     finally:
         opened = watch.finish()
     listed = _listed(command, second)
@@ -178,11 +178,12 @@ def _run(
     *,
     environ: Mapping[str, str],
     effective: Environment,
+    recorded: Mapping[str, str] | None,
     run: Runner,
     path: Path | None = None,
 ) -> Ended:
     directory.mkdir(parents=True, exist_ok=True)
-    changes = pins(effective, directory, environ)
+    changes = pins(effective, directory, environ, recorded=recorded)
     if path is not None:
         changes["PATH"] = f"{path}:{environ.get('PATH', '/usr/bin:/bin')}"
     ended = run(command, {**environ, **changes})

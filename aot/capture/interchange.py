@@ -78,7 +78,7 @@ def import_saved(
         raise InvalidInput("the Mega-Cache file holds no compiled graph", hint="save it after the first call")
     caches = scratch / "caches"
     collected = collect(caches, scratch=scratch / "entries", as_found=list_paths(caches))
-    artifact = artifact_of(collected, profile, effective, environ=environ, seconds=(0.0, None))
+    artifact = artifact_of(collected, profile, effective, environ=environ, seconds=(0.0, None), recorded={})
     artifact = msgspec.structs.replace(artifact, facts={**_facts(artifact, effective, environ), **_keys(saved)})
     return _stage(
         Spec(

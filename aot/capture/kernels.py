@@ -5,11 +5,14 @@ card below Inductor's own cache (torch/_inductor/runtime/runtime_utils.py, trito
 """
 
 import base64
-import binascii
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aot.capture.entries import Kind, kind_of, within_caches
+
+# Of the hash of a kernel, and of the name of its directory: a SHA-256 has 64 in hexadecimal. Hostile bytes have one
+# long text in many places, and each of them would be converted and joined to paths.
+KEY_CHARACTERS = 128
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,16 @@ class Kernels:
     unused: frozenset[str]
     moved: frozenset[str]
 
-    def place_of(self, graph: str, key: str, device: object) -> str | None:
+    def place_of(self, graph: str, key: str, device: int) -> str | None:
         """Return the directory where the graph at the path `graph` finds the kernel of that key; None where nowhere."""
         return next((place for place in self._places(graph, key, device) if place in self.kept), None)
 
-    def is_unused(self, graph: str, key: str, device: object) -> bool:
+    def is_unused(self, graph: str, key: str, device: int) -> bool:
         """Whether the kernel was where the graph finds it, and was not used."""
         places = tuple(self._places(graph, key, device))
         return any(place in self.unused for place in places) and not any(place in self.kept for place in places)
 
-    def _places(self, graph: str, key: str, device: object) -> Iterator[str]:
+    def _places(self, graph: str, key: str, device: int) -> Iterator[str]:
         below = below_of(graph)
         parent = below.rpartition("/")[0]
         own = f"{below}/triton/{device}/{key}"
@@ -67,7 +70,7 @@ def keys_of(digest: str) -> frozenset[str]:
     """
     try:
         raw = bytes.fromhex(digest)
-    except (ValueError, binascii.Error):
+    except ValueError:
         return frozenset({digest})
     named = (base64.b32encode(raw), base64.urlsafe_b64encode(raw))
     return frozenset({digest, *(key.decode().rstrip("=") for key in named)})

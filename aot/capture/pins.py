@@ -26,7 +26,11 @@ _LEVELS = {"default": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 # What Inductor looks for beyond a level, as /proc/cpuinfo spells it (torch/_inductor/cpu_vec_isa.py).
 _BEYOND = ("amx_tile", "amx_fp16", "avx512_bf16", "avx512_vnni", "asimd", "bf16", "sve")
 _UNKNOWN = "unknown"
-_LINE_INFO = "TRITON_DISABLE_LINE_INFO"  # triton/knobs.py; part of Triton's key
+LINE_INFO = "TRITON_DISABLE_LINE_INFO"  # triton/knobs.py; part of Triton's key
+# What a bundle says of the assembler that its kernels were made with, which is no path; without it, Triton's was.
+ASSEMBLED, TORCHS, OWN = "assembler", "torch's", "the command's own"
+OF_KERNELS = (LINE_INFO, ASSEMBLED)
+FACTOR = "factor:"  # before the name of each of an artifact's facts that decides whether torch finds an entry
 
 
 def effective_environment(seen: Environment, environ: Mapping[str, str], *, command: Sequence[str] = ()) -> Environment:
@@ -63,10 +67,13 @@ def key_tag(effective: Environment) -> str:
     return f"aot-{'+'.join((level, *beyond))}-python{'.'.join(python.split('.')[:2])}"
 
 
-def pins(effective: Environment, directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def pins(
+    effective: Environment, directory: Path, environ: Mapping[str, str], *, recorded: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the variables to set over `environ` for a command whose caches lie in `directory`.
 
-    A tag, a target or an assembler of the caller's own is kept: the tag with ours behind it.
+    A tag, a target or an assembler of the caller's own is kept: the tag with ours behind it. `recorded` are the facts
+    of the artifact that it starts on: what the entries were not compiled with would hide them. None on empty caches.
     """
     own = environ.get(TAG, "")
     tag = key_tag(effective)
@@ -76,9 +83,37 @@ def pins(effective: Environment, directory: Path, environ: Mapping[str, str]) ->
     if cpu is not None and cpu.level in CPU_X86_LEVELS:
         # Not the builder's own model: code then needs the level, and the tag has what goes beyond it.
         pinned["TORCHINDUCTOR_CPP_MARCH"] = environ.get("TORCHINDUCTOR_CPP_MARCH", cpu.level)
-    if effective.node.gpus:
-        # A kernel with line information names the directory that it was compiled in, in each of its files.
-        pinned[_LINE_INFO] = environ.get(_LINE_INFO, "1")
-        if ASSEMBLER not in environ and (assembler := find_assembler()):
-            pinned[ASSEMBLER] = str(assembler)
-    return {**pinned, **variables_of(directory)}
+    return {**pinned, **_of_kernels(effective, environ, recorded), **variables_of(directory)}
+
+
+def kernels_with(
+    effective: Environment, environ: Mapping[str, str], *, recorded: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what kernels are compiled with under the pins of `environ`, by name, as an artifact records it.
+
+    Both are part of Triton's key, the assembler by its version. Empty without a card.
+    """
+    if not effective.node.gpus:
+        return {}
+    pinned = {**environ, **_of_kernels(effective, environ, recorded)}
+    found = {LINE_INFO: pinned.get(LINE_INFO)}
+    if (assembler := pinned.get(ASSEMBLER)) is not None:
+        found[ASSEMBLED] = TORCHS if assembler == str(find_assembler()) else OWN
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_kernels(
+    effective: Environment, environ: Mapping[str, str], recorded: Mapping[str, str] | None
+) -> dict[str, str]:
+    if not effective.node.gpus:
+        return {}
+    # A kernel with line information names the directory that it was compiled in, in each of its files.
+    wanted = {LINE_INFO: "1", ASSEMBLED: TORCHS}
+    if recorded is not None:
+        wanted = {name: recorded[f"{FACTOR}{name}"] for name in wanted if f"{FACTOR}{name}" in recorded}
+    pinned = {}
+    if (lines := environ.get(LINE_INFO, wanted.get(LINE_INFO))) is not None:
+        pinned[LINE_INFO] = lines
+    if ASSEMBLER not in environ and wanted.get(ASSEMBLED) == TORCHS and (assembler := find_assembler()):
+        pinned[ASSEMBLER] = str(assembler)
+    return pinned

@@ -100,7 +100,7 @@ def _prepare(
         reference,
         effective,
         directory,
-        pins(effective, directory, environ),
+        pins(effective, directory, environ, recorded=artifact.facts),
         candidate.digest,
         candidate.manifest,
         artifact,

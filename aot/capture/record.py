@@ -10,7 +10,7 @@ import msgspec
 
 from aot.capture.collect import Collected, names_places
 from aot.capture.entries import Entry, graphs_of
-from aot.capture.pins import key_tag
+from aot.capture.pins import FACTOR, kernels_with, key_tag
 from aot.capture.shapes import graphs_in
 from aot.errors import InvalidProfile
 from aot.facts import read_elf
@@ -26,7 +26,7 @@ from aot.schema.recipe import Recipe, Route, command_recipe
 from aot.schema.spec import Blob, CommandSource
 
 REGION = "caches"
-FACTOR, COLD, WARM, GRAPHS, TAG = "factor:", "first_seconds", "second_seconds", "graphs", "key_tag"
+COLD, WARM, GRAPHS, TAG = "first_seconds", "second_seconds", "graphs", "key_tag"
 MOST_GRAPHS, RANKS = 256, "world_size"
 # What torch's key or its guards contain and an environment decides; places are left out, for a key has none of them.
 _FACTORS = re.compile(
@@ -55,10 +55,12 @@ def artifact_of(
     *,
     environ: Mapping[str, str],
     seconds: tuple[float, float | None],
+    recorded: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Return the artifact of these entries; `seconds` are of the first run, and of the second where there was one.
 
-    `effective` is the host as the command used it (`aot.capture.pins.effective_environment`).
+    `effective` is the host as the command used it (`aot.capture.pins.effective_environment`), `recorded` what it was
+    pinned by (`aot.capture.pins.pins`).
     """
     cold, warm = seconds
     graphs = graphs_of(entry.path for entry in collected.entries)
@@ -68,7 +70,7 @@ def artifact_of(
         GRAPHS: str(len(graphs)),
         COLD: f"{cold:.2f}",
         **({} if warm is None else {WARM: f"{warm:.2f}"}),
-        **{f"{FACTOR}{name}": value for name, value in factors_of_run(effective, environ).items()},
+        **{f"{FACTOR}{name}": value for name, value in factors_of_run(effective, environ, recorded=recorded).items()},
     }
     return Artifact(
         region=REGION,
@@ -82,8 +84,10 @@ def artifact_of(
     )
 
 
-def factors_of_run(effective: Environment, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a run has of everything that decides whether torch finds an entry."""
+def factors_of_run(
+    effective: Environment, environ: Mapping[str, str], *, recorded: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what a run has of everything that decides whether torch finds an entry; `recorded` as `pins` has it."""
     container = effective.container
     known = {
         "torch": container.torch,
@@ -93,13 +97,14 @@ def factors_of_run(effective: Environment, environ: Mapping[str, str]) -> dict[s
         "threads": None if container.threads is None else str(container.threads),
         "isa": effective.node.cpu.target if effective.node.cpu else None,
         **capture_recipe(environ).environment,
+        **kernels_with(effective, environ, recorded=recorded),
     }
     return {name: value for name, value in known.items() if value is not None}
 
 
 def differences(artifact: Artifact, effective: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return each factor of the capture that this run has otherwise, in words."""
-    now = factors_of_run(effective, environ)
+    now = factors_of_run(effective, environ, recorded=artifact.facts)
     then = {name.removeprefix(FACTOR): value for name, value in artifact.facts.items() if name.startswith(FACTOR)}
     return tuple(
         f"{name} was {then.get(name, 'not set')}, is {now.get(name, 'not set')}"

@@ -71,7 +71,11 @@ def read(content: bytes) -> tuple[Value, int]:
 
 
 def write(root: Value, protocol: int) -> bytes:
-    """Return the pickle that makes what `root` stands for. It has opcodes of protocols 4 and 5, whatever it says."""
+    """Return the pickle that makes what `root` stands for. It has opcodes of protocols 4 and 5, whatever it says.
+
+    Raises ValueError where an object would have to be there before it is made: of symbols that were altered, one that
+    is made of its own parts, whose first place is now within itself.
+    """
     return b"".join((pickle.PROTO, bytes([protocol]), *_Writer().chunks(root), pickle.STOP))
 
 
@@ -186,8 +190,12 @@ def _global(module: object, name: object) -> Global:
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A place right behind where a value is made: it is remembered there if something refers to it later."""
+    """A place right behind where a value is made: it is remembered there if something refers to it later.
 
+    Before it `is_made` no reference finds it.
+    """
+
+    is_made: bool = False
     is_used: bool = False
     number: int = 0
 
@@ -202,11 +210,15 @@ class _Writer:
         while waiting:
             is_written, value = waiting.pop()
             if is_written:
+                if isinstance(value, _Slot):
+                    value.is_made = True
                 self._chunks.append(value)  # type: ignore[arg-type]
                 continue
             assert not isinstance(value, _Slot)
             identity = _identity(value)
             if (slot := self._slots.get(identity)) is not None and identity is not None:
+                if not slot.is_made:
+                    raise ValueError("an object within what it is made of")
                 slot.is_used = True
                 self._chunks.append((slot,))
                 continue

@@ -8,7 +8,8 @@ recheck_autotune_cache). Elsewhere that is nowhere, and each start would tune ag
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from aot.capture.kernels import keys_of
+from aot.bundle.paths import PATH_BYTES
+from aot.capture.kernels import KEY_CHARACTERS, keys_of
 from aot.capture.symbols import (
     Allowance,
     Global,
@@ -107,8 +108,8 @@ def with_one(tuner: Tuner, candidate: Candidate) -> Tuner:
     fields = fields_of(tuner.kernel) or {}
     times: dict[str, Value] = {name: 0 for name in _TIMES if isinstance(fields.get(name), int)}
     set_fields(tuner.kernel, {"save_cache_hook": None, **times})
-    if isinstance(place := fields.get("filename"), str):
-        name = "/".join(place.split("/")[-2:])
+    place = fields.get("filename")
+    if isinstance(place, str) and (name := _end_of(place)) is not None:
         set_fields(tuner.kernel, {"filename": name})
         function = fields.get("fn")  # Triton's, of the file that it was read from
         same = {each: name for each, value in (fields_of(function) or {}).items() if value == place}
@@ -121,7 +122,7 @@ def _candidate_of(value: Value) -> Candidate | None:
     fields = fields_of(value) or {}
     kernel = fields_of(fields.get("kernel")) or {}
     digest = kernel.get("hash")
-    if not isinstance(digest, str) or not digest:
+    if not isinstance(digest, str) or not 0 < len(digest) <= KEY_CHARACTERS:
         return None
     return Candidate(value, fields.get("config"), keys_of(digest), isinstance(kernel.get("cubin_raw"), bytes))
 
@@ -139,7 +140,13 @@ def _hook_of(fields: Mapping[str, Value]) -> tuple[str, str] | None:
     if not isinstance(local, Node) or local.made is not Made.TUPLE or not local.parts or not isinstance(digest, str):
         return None
     place = local.parts[-1]
-    return ("/".join(place.split("/")[-2:]), digest) if isinstance(place, str) else None
+    path = _end_of(place) if isinstance(place, str) else None
+    return (path, digest) if path is not None else None
+
+
+def _end_of(place: str) -> str | None:
+    """Return the last two names of a path; None for one that is longer than any file's."""
+    return "/".join(place.split("/")[-2:]) if len(place) <= PATH_BYTES else None
 
 
 def _is_chosen(config: Value, best: Mapping[str, object]) -> bool:

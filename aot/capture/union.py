@@ -17,6 +17,7 @@ import msgspec
 
 from aot.capture.collect import Collected, names_places
 from aot.capture.entries import Entry, entry_of, graphs_of
+from aot.capture.pins import FACTOR, OF_KERNELS
 from aot.capture.plain import read_plain
 from aot.capture.record import COLD, GRAPHS, RANKS, TAG, WARM, captured
 from aot.capture.tables import MOST_BYTES, form_of, joined
@@ -173,6 +174,16 @@ def _require_same_host(base: Base, artifact: Artifact) -> None:
             f"{base.digest.short} was made with the key tag {theirs}, this worker has {ours}: no union holds both",
             hint="let the workers of one profile have CPUs of the same features",
         )
+    pinned, made = (
+        {name: one.facts[f"{FACTOR}{name}"] for name in OF_KERNELS if f"{FACTOR}{name}" in one.facts}
+        for one in (base.artifact, artifact)
+    )
+    if pinned != made and artifact.capability.family != "cpu":
+        raise QualificationFailed(
+            f"the kernels of {base.digest.short} were compiled with {_told(pinned)}, those of this worker with "
+            f"{_told(made)}: no union holds both",
+            hint="capture the command by itself: a capture without live entries has the pins of today",
+        )
     old, new = (
         {guard.kind: guard.value for guard in one.host_guards if guard.kind not in (*_FLOORS, RANKS)}
         for one in (base.artifact, artifact)
@@ -184,6 +195,10 @@ def _require_same_host(base: Base, artifact: Artifact) -> None:
                 f"{new.get(kind, 'any')}: no union holds both",
                 hint="capture the command by itself, under a name or tag of its own",
             )
+
+
+def _told(pinned: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in pinned.items()) or "nothing that was recorded"
 
 
 def _joined(artifacts: Sequence[Artifact]) -> tuple[HostGuard, ...]:

@@ -75,9 +75,16 @@ def _add_service(app: typer.Typer) -> None:
         emit({"version": __version__}, [__version__], as_json=json)
 
 
+class _HandedOn(typer.core.TyperCommand):
+    """Whatever follows is another command's word for word: its `--help`, and a `--`, which click would take out."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        ctx.args = list(args)
+        return []
+
+
 def _add_admin(app: typer.Typer) -> None:
-    # Everything behind it is the other command's, its --help as well.
-    @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    @app.command(cls=_HandedOn, add_help_option=False)
     def admin(context: typer.Context) -> None:
         """Keep a registry's house where it runs: check, sweep, retain, fsck, reindex, migrate, keys, token, serve."""
         from aot.cli.admin import become

@@ -1,18 +1,19 @@
 """`aot ls`, `show`, `tag`: bundles in the registry."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from aot.cli.output import size, table, weights_word
-from aot.cli.tuning import clock_lines, clock_words, tuning_lines, tuning_records
+from aot.cli.tuning import clock_lines, measured_record, tuning_lines, tuning_records
 from aot.client import RegistryClient
 from aot.errors import BuildNotFound, InvalidInput, NotFound
 from aot.schema.artifact import Artifact, Speed
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope, Manifest, decode_manifest
+from aot.schema.measured import memory_of, spell_point
 from aot.schema.names import Reference
 from aot.schema.recipe import Route
 from aot.schema.report import Provenance
@@ -67,21 +68,25 @@ def show(client: RegistryClient, what: str, *, kernels: bool = False) -> tuple[A
 
 
 class TunedManifest(SignedManifest, kw_only=True):
-    """A bundle with what tuning chose for the kernels of each of its artifacts, and what follows from it."""
+    """A bundle with what tuning chose for the kernels of each of its artifacts, and how its times were measured."""
 
     tuning: tuple[list[dict[str, Any]], ...]
+    measured: tuple[dict[str, Any], ...]
 
 
 def _shown(signed: tuple[SignedManifest, ...], *, kernels: bool) -> tuple[SignedManifest, ...]:
     """What `--json` has."""
     if not kernels:
         return signed
-    return tuple(
-        TunedManifest(
-            **structs.asdict(one),
-            tuning=tuple(map(tuning_records, decode_manifest(one.manifest.encode()).artifacts)),
-        )
-        for one in signed
+    return tuple(_tuned(one) for one in signed)
+
+
+def _tuned(one: SignedManifest) -> TunedManifest:
+    artifacts = decode_manifest(one.manifest.encode()).artifacts
+    return TunedManifest(
+        **structs.asdict(one),
+        tuning=tuple(map(tuning_records, artifacts)),
+        measured=tuple(map(measured_record, artifacts)),
     )
 
 
@@ -139,8 +144,6 @@ def show_lines(signed: Sequence[SignedManifest], *, kernels: bool = False) -> li
         if kernels:
             for artifact in manifest.artifacts:
                 lines += [*tuning_lines(artifact), *clock_lines(artifact)]
-            if (clocks := manifest.compile_report.clocks) is not None:
-                lines.append(f"  clocks when the compile had ended: {clock_words(clocks)}")
         lines += [f"tags       {', '.join(one.tags)}"] if one.tags else []
         lines.append(f"signed by  {signers(one.envelope)} (not verified here)")
     return lines
@@ -217,11 +220,12 @@ def throughput_words(speed: Speed) -> str:
     return "".join(f"; {rate}" for rate in rates)
 
 
-def graphs_words(speed: Speed) -> str:
+def graphs_words(speed: Speed, memory: Mapping[str, int]) -> str:
     """What a call takes as a CUDA graph, where that was measured, and what the card held for graphs by then."""
     if speed.graphs is None:
         return ""
-    held = f" ({size(speed.graph_memory_bytes)} held)" if speed.graph_memory_bytes else ""
+    count = memory.get(spell_point(speed.point), 0)
+    held = f" ({size(count)} held)" if count else ""
     return f", as a CUDA graph {speed.graphs.p50_us:.0f} us{held}"
 
 
@@ -231,11 +235,12 @@ def artifact_lines(artifact: Artifact) -> list[str]:
     lines = [f"artifact   {name}{count} [{describe_coverage(artifact)}] by route {artifact.route}"]
     if artifact.route is Route.CACHE:
         lines += [f"  {line}" for line in artifact.coverage.constraints[:MOST_GRAPHS]]
+    memory = memory_of(artifact)
     for speed in artifact.speeds:
         point = ", ".join(f"{name} {value}" for name, value in speed.point.items()) or "example"
         lines.append(
-            f"  at {point}: {speed.compiled.p50_us:.0f} us{graphs_words(speed)}, eager {speed.eager.p50_us:.0f} us"
-            f" ({1 / speed.ratio:.2f}x), runs {speed.winner}{throughput_words(speed)}"
+            f"  at {point}: {speed.compiled.p50_us:.0f} us{graphs_words(speed, memory)},"
+            f" eager {speed.eager.p50_us:.0f} us ({1 / speed.ratio:.2f}x), runs {speed.winner}{throughput_words(speed)}"
         )
     if artifact.tuned is False:
         lines.append("  untuned: built without the card, no configuration was measured")

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
+from aot.schema.card_variables import CARD_VARIABLES
+
 # The worker runs beside other people's sources, so it gets what it needs and no more: not the registry's database,
 # blob store, signing keys or cloud credentials, nor anything that this user's shell happens to hold.
 PASSED = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
-        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
+        *(*CARD_VARIABLES, "NVIDIA_VISIBLE_DEVICES"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR"),  # links may lead to a store under a private authority
         *("AOT_DATA_DIR", "AOT_BROKER_URL", "AOT_PROFILE", "AOT_WORKER_NAME", "AOT_TRUST_SOURCES"),
     }

@@ -6,6 +6,7 @@ from msgspec import to_builtins
 
 from aot.schema.artifact import Artifact, Kernel
 from aot.schema.environment import Clocks
+from aot.schema.measured import Measured, clocks_of, memory_of
 
 # Below this, another run might have chosen the other one: timings of one kernel differ by as much from call to call.
 NEAR_TIE = 1.03
@@ -13,8 +14,9 @@ NEAR_TIE = 1.03
 
 def tuning_lines(artifact: Artifact) -> list[str]:
     """One line for each kernel whose candidates' times were recorded, then how many there are besides."""
-    tuned = [kernel for kernel in artifact.kernels if kernel.candidates]
-    lines = [f"  tuned {kernel.name}: {_words(kernel)}" for kernel in tuned]
+    clocks = clocks_of(artifact, Measured.TUNING)
+    tuned = [(kernel, clocks.get(str(n))) for n, kernel in enumerate(artifact.kernels) if kernel.candidates]
+    lines = [f"  tuned {kernel.name}: {_words(kernel, at)}" for kernel, at in tuned]
     if others := len(artifact.kernels) - len(tuned):
         # A pointwise kernel or reduction may have several configurations, which the compiler measures by itself, and
         # coordinate descent goes on from the best. It keeps what it chose, and no times.
@@ -31,10 +33,17 @@ def tuning_records(artifact: Artifact) -> list[dict[str, Any]]:
     """The kernels that `tuning_lines` has a line each for, with `margin` and `near_tie` computed.
 
     `margin`: the next candidate's time over the best one's; None, as `near_tie`, where one of them was not measured.
+    `clocks` where they are known.
     """
+    clocks = clocks_of(artifact, Measured.TUNING)
     return [
-        {**to_builtins(kernel), "margin": margin_of(kernel), "near_tie": is_near_tie(kernel)}
-        for kernel in artifact.kernels
+        {
+            **to_builtins(kernel),
+            **({"clocks": to_builtins(clocks[str(number)])} if str(number) in clocks else {}),
+            "margin": margin_of(kernel),
+            "near_tie": is_near_tie(kernel),
+        }
+        for number, kernel in enumerate(artifact.kernels)
         if kernel.candidates
     ]
 
@@ -48,7 +57,7 @@ def is_near_tie(kernel: Kernel) -> bool | None:
     return None if margin is None else margin <= NEAR_TIE
 
 
-def _words(kernel: Kernel) -> str:
+def _words(kernel: Kernel, clocks: Clocks | None) -> str:
     words = [kernel.choice]
     if kernel.best_us is not None:
         words.append(f"{kernel.best_us:.1f} us")
@@ -57,19 +66,27 @@ def _words(kernel: Kernel) -> str:
         words.append(f"the next {100 * (margin - 1):.1f} % slower{' (a near tie)' if is_near_tie(kernel) else ''}")
     if kernel.reused:
         words.append("as measured by an earlier build")
-    if kernel.clocks is not None:
-        words.append(f"at {clock_words(kernel.clocks)}")
+    if clocks is not None:
+        words.append(f"at {clock_words(clocks)}")
     return ", ".join(words)
 
 
 def clock_lines(artifact: Artifact) -> list[str]:
-    """The clocks of the card at each point whose speed was measured."""
+    """The clocks of the card when the artifact had been compiled, and at each point whose speed was measured."""
+    compiled, proof = clocks_of(artifact, Measured.COMPILED), clocks_of(artifact, Measured.PROOF)
     return [
-        f"  clocks at {', '.join(f'{name} {size}' for name, size in speed.point.items()) or 'example'}:"
-        f" {clock_words(speed.clocks)}"
-        for speed in artifact.speeds
-        if speed.clocks is not None
+        *(f"  clocks when it had been compiled: {clock_words(found)}" for found in compiled.values()),
+        *(f"  clocks at {point or 'example'}: {clock_words(found)}" for point, found in proof.items()),
     ]
+
+
+def measured_record(artifact: Artifact) -> dict[str, Any]:
+    """What scripts get of it, points as `spell_point` has them; `graph_memory_bytes` by point as well."""
+    return {
+        "clocks_compiled": to_builtins(clocks_of(artifact, Measured.COMPILED).get("")),
+        "clocks": to_builtins(clocks_of(artifact, Measured.PROOF)),
+        "graph_memory_bytes": memory_of(artifact),
+    }
 
 
 def clock_words(clocks: Clocks) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from aot.client.calls import read_all
-from aot.client.refusals import blob_error_of
+from aot.client.refusals import blob_error_of, through
 from aot.client.retry import RetryPolicy, retried
 from aot.client.transport import Reply, Transport
 from aot.errors import (
@@ -63,7 +63,8 @@ def get_blob(
     while True:
         before = download.received
         try:
-            return download.attempt(transport, timeout_seconds)
+            with through(link):
+                return download.attempt(transport, timeout_seconds)
         except LocalStorageFull:
             raise  # `into` holds a part of the chunk: written again, it would read as the store's fault
         except Unavailable as error:
@@ -194,7 +195,8 @@ def put_stretch(
         size = file.seek(0, 2)
     if size != stretch.whole.size_bytes:
         raise _wrong_file(path, stretch.whole, size)
-    retried(attempt, retry, may_retry=lambda _: True)
+    with through(link):
+        retried(attempt, retry, may_retry=lambda _: True)
 
 
 def follow(

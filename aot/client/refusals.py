@@ -1,6 +1,8 @@
 """What a refusal means: the registry's own body, an object store's XML, or something in between that is neither."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aot.client.transport import Reply
 from aot.errors import (
@@ -16,12 +18,23 @@ from aot.errors import (
     StorageUnavailable,
 )
 from aot.schema.codec import decode
+from aot.schema.wire.blobs import Link
 from aot.schema.wire.errors import ErrorBody
 
 _XML_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _XML_MESSAGE = re.compile(rb"<Message>([^<]{0,300})</Message>")
 _WRONG_BYTES = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
-_PASSING = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict"}
+_PASSING = {
+    "SlowDown",
+    "InternalError",
+    "ServiceUnavailable",
+    "RequestTimeout",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+}
+# Of the session that the registry has signed with, said with 400 (Amazon S3 API Reference, "Error responses").
+_OUT_OF_DATE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+_LINK = "refused_link"  # in the details of an error: what the link leads to
 
 
 def is_json(reply: Reply) -> bool:
@@ -62,9 +75,24 @@ def blob_error_of(reply: Reply, answer: bytes, *, wish: str) -> AotError:
         return BlobNotFound(said, hint="the blob was deleted or never uploaded")
     if code == "RequestTimeTooSkewed":
         return Forbidden(said, hint="the clocks of the registry and of the object store differ: set both by NTP")
-    if reply.status in (401, 403):
+    if reply.status in (401, 403) or code in _OUT_OF_DATE:
         return Forbidden(said, hint="links expire: ask the registry for a new one; if it repeats, compare the clocks")
     return RegistryError(said, hint="the link does not lead to a blob store")
+
+
+@contextmanager
+def through(link: Link) -> Iterator[None]:
+    """Mark the RegistryErrors of the block as those of this link, for `is_of_link`."""
+    try:
+        yield
+    except RegistryError as error:
+        error.details[_LINK] = str(link.digest)
+        raise
+
+
+def is_of_link(error: AotError) -> bool:
+    """Whether a link was refused: another one may do better. What the registry itself refuses stays refused."""
+    return isinstance(error, RegistryError) and _LINK in error.details
 
 
 def _first(shape: re.Pattern[bytes], answer: bytes) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aot.bundle.hashing import blob_of
+from aot.compile.clocks import clock_facts
 from aot.compile.constants import Wanted, account_for, describe_parameters, save_lifted, wanted_constants
 from aot.compile.contest import Built, compare, untuned
 from aot.compile.cover import answered_ranges, left_over, narrow
@@ -31,7 +32,6 @@ from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
 from aot.compile.tuned import TUNING_FILE, parse_measured
 from aot.compile.units import Unit, UnitPlanner
-from aot.environment.clocks import observe_clocks
 from aot.errors import BackendFailed, SourceNotExportable
 from aot.facts import read_elf
 from aot.facts.targets import FATBIN, Fallback, fallback_of
@@ -277,7 +277,7 @@ class ArtifactMaker:
             constants=built.constants,
             elf=elf,
             kernels=package.kernels,
-            facts=self._facts(unit),
+            facts=self._facts(unit) | clock_facts(profile, package.clocks),
             kept=kept,
         )
 
@@ -294,7 +294,6 @@ class ArtifactMaker:
             toolchain=toolchain_facts(self._job.profile.toolchain, artifacts),
             phases=dict(self._progress.seconds),
             options={name: str(value) for name, value in sorted(self._settings.items())},
-            clocks=observe_clocks() if self._job.profile.capability.family == "cuda" else None,
             warnings=tuple(dict.fromkeys((*self._warnings, *self._planner.notes))),
         )
 

@@ -19,6 +19,7 @@ from aot.compile.torch_inductor import Around, compile_program, watch_tuning
 from aot.errors import AotError, BackendFailed, CompileOutOfMemory, SourceNotExportable
 from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.artifact import Kernel
+from aot.schema.environment import Clocks
 
 LIBRARY = "lib/model.so"
 _KERNEL_FILES = (".cubin", ".hsaco", ".fatbin")
@@ -40,6 +41,7 @@ class CompiledPackage:
     files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     seconds: float
+    clocks: tuple[Clocks | None, ...] = ()  # of the first kernels, when they had been tuned
 
     @property
     def library(self) -> Path:
@@ -83,7 +85,8 @@ def compile_package(
         )
     tuned = {kernel.name for kernel in tuning.kernels}
     kernels = (*tuning.kernels, *(Kernel(name=name) for name in generated if name not in tuned))
-    return CompiledPackage(directory=into, files=files, kernels=kernels, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return CompiledPackage(directory=into, files=files, kernels=kernels, seconds=seconds, clocks=tuple(tuning.clocks))
 
 
 def translate_failure(error: Exception, region: str) -> AotError:

@@ -18,6 +18,7 @@ from aot.environment.clocks import ReadClocks, clock_reader
 from aot.errors import BackendFailed
 from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
+from aot.schema.environment import Clocks
 
 Around = Callable[[int, int], contextlib.AbstractContextManager[None]]
 
@@ -112,9 +113,10 @@ def share_headers(shared: Path, headers: Path) -> int:
 
 @dataclass
 class Tuning:
-    """What the autotuner reported, in order of its decisions."""
+    """What the autotuner reported, in order of its decisions; and the card's clocks then, None for what it reused."""
 
     kernels: list[Kernel] = field(default_factory=list)
+    clocks: list[Clocks | None] = field(default_factory=list)
     read_clocks: ReadClocks = lambda: None
 
     def note(self, timings: Any, name: str, *, reused: bool = False) -> None:
@@ -130,9 +132,9 @@ class Tuning:
                 best_us=round(finite[0][0] * 1000, 3),
                 next_us=round(finite[1][0] * 1000, 3) if len(finite) > 1 else None,
                 reused=reused,
-                clocks=None if reused else self.read_clocks(),
             )
         )
+        self.clocks.append(None if reused else self.read_clocks())
 
 
 @contextlib.contextmanager

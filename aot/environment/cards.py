@@ -6,8 +6,9 @@ and prove on the same one, and on a host with different cards on another than it
 
 from collections.abc import Mapping
 
-CHOICE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+from aot.schema.card_variables import CARD_VARIABLES, ORDER
+
+BY_BUS = "PCI_BUS_ID"
 
 
 def card_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -17,7 +18,7 @@ def card_variables(environ: Mapping[str, str]) -> dict[str, str]:
     told otherwise (CUDA C++ Programming Guide, "CUDA Environment Variables"). A choice by numbers without an order is
     handed on as it is: what it means is CUDA's to say.
     """
-    found = {name: environ[name] for name in (*CHOICE, ORDER) if name in environ}
+    found = {name: environ[name] for name in CARD_VARIABLES if name in environ}
     chosen = found.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or chosen.strip().startswith(("GPU-", "MIG-")):
         found.setdefault(ORDER, BY_BUS)

@@ -14,6 +14,7 @@ from aot.errors import InvalidProfile
 from aot.keys import factors_of, key_of
 from aot.pipeline.build import Question, Staged, build_bundle
 from aot.pipeline.cross import build_unproven, find_cross_profile, refuse_foreign
+from aot.pipeline.pending import upload
 from aot.pipeline.profiles import observe_profiles
 from aot.pipeline.source import PackedSource, open_source
 from aot.sandbox import Bubblewrap, OnEvent, find_sandbox
@@ -38,8 +39,7 @@ def build_here(
     profile, build = _registered(client, spec)
     factors = factors_of(spec, profile)
     # First: whoever may not upload should know before he compiles.
-    links = client.open_uploads(spec.namespace, source.blobs)
-    client.upload_blobs(links, source.paths, namespace=spec.namespace)
+    upload(client, spec.namespace, source.blobs, source.paths)
     opened = open_source(spec, source.paths, into=scratch / "source")
     sandbox = find_sandbox()
     return build(

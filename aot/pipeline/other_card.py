@@ -32,6 +32,7 @@ from aot.schema.capability import Capability
 from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import Manifest
+from aot.schema.measured import without_measured
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport, Qualification
@@ -156,7 +157,7 @@ def _guards(library: Path, manifest: Manifest, profile: Profile, capability: Cap
 
 def _facts(artifact: Artifact, recipe: Recipe, profile: Profile) -> dict[str, str]:
     """The artifact's facts; whether a graph is to be captured is the recipe's and this profile's, and no finding."""
-    facts = {name: value for name, value in artifact.facts.items() if name != GRAPHS_FACT}
+    facts = {name: value for name, value in without_measured(artifact.facts).items() if name != GRAPHS_FACT}
     return facts | ({GRAPHS_FACT: "capture"} if captures_graphs(recipe, profile) else {})
 
 

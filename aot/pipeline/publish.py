@@ -4,19 +4,16 @@ from collections.abc import Sequence
 
 from aot.client import RegistryClient
 from aot.errors import BlobMissing
+from aot.pipeline import pending
 from aot.pipeline.build import Staged
 from aot.pipeline.measurements import upload_measurements
-from aot.pipeline.pending import after_upload, while_pending
-from aot.pipeline.source import PackedSource, raise_if_stopped
+from aot.pipeline.source import PackedSource
 from aot.sandbox import OnEvent, ShouldStop
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
 from aot.schema.names import Tag
 from aot.schema.spec import ProgramSource, Spec
 from aot.schema.wire.bundles import PublishReply
-
-# Whether to go on is asked between groups of so many uploads.
-UPLOADS_AT_ONCE = 8
 
 
 def publish_bundle(
@@ -36,7 +33,7 @@ def publish_bundle(
     upload_bundle(client, staged, should_stop=should_stop)
     measurements = upload_measurements(client, staged, on_event=on_event) if with_measurements else None
     on_event({"phase": "publishing"})
-    return while_pending(
+    return pending.while_pending(
         lambda: client.publish(build, staged.manifest_text, measurements=measurements), should_stop=should_stop
     )
 
@@ -54,13 +51,11 @@ def push_bundle(
 
     def upload() -> None:
         if source is not None:
-            links = client.open_uploads(manifest.namespace, manifest.spec.blobs)
-            known = [link for link in links if link.digest in source.paths]
-            client.upload_blobs(known, source.paths, namespace=manifest.namespace)
+            pending.upload(client, manifest.namespace, manifest.spec.blobs, source.paths, leave=True)
         upload_bundle(client, staged)
 
     try:
-        return after_upload(upload, lambda: client.push(staged.manifest_text, tags=tuple(tags)), ours=ours)
+        return pending.after_upload(upload, lambda: client.push(staged.manifest_text, tags=tuple(tags)), ours=ours)
     except BlobMissing as error:
         # Asked at the end: what was uploaded and not yet used for anything is offered for upload again.
         raise _source_missing(manifest, error) from error
@@ -90,9 +85,5 @@ def _options(spec: Spec, missing: Sequence[Digest]) -> str:
 
 def upload_bundle(client: RegistryClient, staged: Staged, *, should_stop: ShouldStop = lambda: None) -> None:
     """Make true that the registry holds every blob of the bundle. What is there already is not sent again."""
-    raise_if_stopped(should_stop)
-    links = client.open_uploads(staged.manifest.namespace, staged.manifest.blobs)
-    for first in range(0, len(links), UPLOADS_AT_ONCE):
-        raise_if_stopped(should_stop)
-        some = links[first : first + UPLOADS_AT_ONCE]
-        client.upload_blobs(some, staged.paths, namespace=staged.manifest.namespace)
+    manifest = staged.manifest
+    pending.upload(client, manifest.namespace, manifest.blobs, staged.paths, should_stop=should_stop)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from aot.client import RegistryClient
 from aot.errors import AotError, BuildFailed, BuildUnfinished, NotARegistry, Unavailable
-from aot.pipeline.pending import after_upload
+from aot.pipeline import pending
 from aot.pipeline.source import PackedSource
 from aot.schema.names import Tag
 from aot.schema.spec import Spec
@@ -23,9 +23,12 @@ def submit_spec(
     """Upload what the registry lacks of the source, then submit. The same spec again gives the same build."""
 
     def upload() -> None:
-        client.upload_blobs(client.open_uploads(spec.namespace, packed.blobs), packed.paths, namespace=spec.namespace)
+        pending.upload(client, spec.namespace, packed.blobs, packed.paths)
 
-    return after_upload(upload, lambda: client.submit(spec, tags=tuple(tags), priority=priority), ours=packed.paths)
+    def submit() -> SubmitReply:
+        return client.submit(spec, tags=tuple(tags), priority=priority)
+
+    return pending.after_upload(upload, submit, ours=packed.paths)
 
 
 def follow_build(

@@ -10,6 +10,7 @@ from enum import StrEnum
 from aot.emulator import EmulatedCpu
 from aot.schema.artifact import Speed
 from aot.schema.codec import Document
+from aot.schema.environment import Clocks
 from aot.schema.manifest import Canary
 from aot.schema.wire.errors import ErrorBody
 
@@ -97,8 +98,12 @@ class Case(Document, kw_only=True):
 
 
 class SpeedClaim(Document, kw_only=True):
+    """A measured point; what the card held for graphs by then, and its clocks when the calls had been measured."""
+
     artifacts: tuple[int, ...]
     speed: Speed
+    graph_memory_bytes: int = 0
+    clocks: Clocks | None = None
 
 
 class Omission(Document, kw_only=True):

@@ -158,8 +158,13 @@ class Numerics:
             self._omit_speed(subject, point, "a call takes too long")
         else:
             clocks = observe_clocks() if device is not None and device.type == "cuda" else None
-            speed = structs.replace(speed, graph_memory_bytes=model.graph_memory_bytes, clocks=clocks)
-            self.speeds.append(SpeedClaim(artifacts=subject.group.indices, speed=speed))
+            claim = SpeedClaim(
+                artifacts=subject.group.indices,
+                speed=speed,
+                graph_memory_bytes=model.graph_memory_bytes,
+                clocks=clocks,
+            )
+            self.speeds.append(claim)
 
     def _omit_speed(self, subject: Subject, point: Point, why: str) -> None:
         self.omissions.append(Omission(artifacts=subject.group.indices, point=point, reason=f"no speed: {why}"))
@@ -222,7 +227,8 @@ def withheld(speeds: Sequence[SpeedClaim], replayed: Set[tuple[tuple[int, ...], 
     for claim in speeds:
         speed = claim.speed
         if speed.graphs is not None and (claim.artifacts, describe_point(speed.point)) not in replayed:
-            claim = structs.replace(claim, speed=speed_of(speed.point, speed.eager, speed.compiled))
+            without = speed_of(speed.point, speed.eager, speed.compiled)
+            claim = structs.replace(claim, speed=without, graph_memory_bytes=0)
         found.append(claim)
     return found
 

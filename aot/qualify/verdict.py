@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aot.errors import QualificationFailed
-from aot.qualify.job import NON_CONTIGUOUS, Case, Claim, Compared
+from aot.qualify.job import NON_CONTIGUOUS, Case, Claim, Compared, SpeedClaim
 from aot.qualify.points import describe_point
 from aot.qualify.reference import EAGER
 from aot.qualify.winner import winner_over
 from aot.schema.artifact import Artifact
+from aot.schema.measured import OF_PROOF, Measured, spell_point, write_clocks, write_memory
 from aot.schema.report import Agreement
 from aot.select import describe_coverage
 
@@ -144,11 +145,22 @@ def with_speeds(artifacts: Sequence[Artifact], claim: Claim) -> tuple[Artifact, 
     """Return the artifacts with the speeds that were measured and the winner over each coverage."""
     found = []
     for index, artifact in enumerate(artifacts):
-        speeds = tuple(one.speed for one in claim.speeds if index in one.artifacts)
+        measured = [one for one in claim.speeds if index in one.artifacts]
+        speeds = tuple(one.speed for one in measured)
         if any(speed.eager.p50_us <= 0 or speed.compiled.p50_us <= 0 for speed in speeds):
             raise QualificationFailed("the numerics child claims a speed that cannot be", hint="prove the bundle again")
-        found.append(msgspec.structs.replace(artifact, speeds=speeds, winner=winner_over(speeds)))
+        facts = _facts(artifact, measured)
+        found.append(msgspec.structs.replace(artifact, speeds=speeds, winner=winner_over(speeds), facts=facts))
     return tuple(found)
+
+
+def _facts(artifact: Artifact, measured: Sequence[SpeedClaim]) -> dict[str, str]:
+    """The artifact's facts, with this proof's clocks and memory in place of an earlier one's."""
+    return {
+        **{name: text for name, text in artifact.facts.items() if name not in OF_PROOF},
+        **write_clocks(Measured.PROOF, {spell_point(one.speed.point): one.clocks for one in measured}),
+        **write_memory({spell_point(one.speed.point): one.graph_memory_bytes for one in measured}),
+    }
 
 
 def _spell(agreement: Agreement, artifacts: Sequence[Artifact]) -> str:

@@ -4,6 +4,7 @@ import difflib
 
 from aot.errors import InvalidSpec
 from aot.recipes.options import ALLOWED, is_known, reason_against
+from aot.schema.card_variables import CARD_VARIABLES
 from aot.schema.recipe import Purpose, Recipe, Regions, Route
 
 # `kernel` and `bytecode` are those of Triton kernels and of installed distributions, whose recipes hold nothing else.
@@ -32,8 +33,7 @@ RESERVED_VARIABLES: dict[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "the profile decides it",
     "MKL_ENABLE_INSTRUCTIONS": "the profile decides it",
     "TRITON_CACHE_DIR": "caches are private to a build",
-    "CUDA_VISIBLE_DEVICES": "a build takes the card that its worker was given",
-    "CUDA_DEVICE_ORDER": "a build takes the card that its worker was given",
+    **dict.fromkeys(CARD_VARIABLES, "a build takes the card that its worker was given"),
     "TRITON_PTXAS_PATH": "one assembler serves all processes of a build, or each compiles what another has",
 }
 _RESERVED_PREFIXES = ("AOT_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "LD_")

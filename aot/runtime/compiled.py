@@ -4,7 +4,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -148,16 +148,16 @@ class CompiledModel:
         """Capture the sizes of `calls` now, each a call's positional arguments, and return `graphs`.
 
         For before a server takes requests: no request then pays for a capture. Each call is made twice, as the first
-        two of its size would be, and counted; sizes at which a graph did not win are not captured. What the program
-        writes into its buffers is taken back, so nothing else may call the model meanwhile.
+        two of its size would be, and counted; sizes at which a graph did not win are not captured. What the module
+        writes into its buffers meanwhile, by a graph or not, is taken back, so nothing else may call the model.
         """
         import torch
 
-        units = [unit for unit in self._units if unit.graphs]
-        if not units:
+        if not any(unit.graphs for unit in self._units):
             return self.graphs
         with torch.no_grad():
-            kept = [(one, one.clone()) for unit in units if unit.writes for one in unit.module.buffers()]
+            # All of them: the whole module runs, with other regions and with what is compiled by none.
+            kept = [(one, one.clone()) for one in self.module.buffers()]
             try:
                 for call in calls:
                     self(*call)
@@ -170,15 +170,14 @@ class CompiledModel:
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
-        """Within the block no call is replayed as a CUDA graph, in any thread: to compare, or to find a fault."""
-        graphs = [one for unit in self._units for one in unit.graphs]
-        for one in graphs:
-            one.enabled = False
-        try:
+        """Within the block no call is replayed as a CUDA graph, in any thread: to compare, or to find a fault.
+
+        Blocks may be nested, and entered by several threads: there are graphs again when the last one has ended.
+        """
+        with ExitStack() as blocks:
+            for unit in self._units:
+                blocks.enter_context(unit.without_graphs())
             yield
-        finally:
-            for one in graphs:
-                one.enabled = True
 
     def rebind(self) -> None:
         """Bind again to the module's tensors as they are now; needed only for what `aot.runtime.watch` lists."""

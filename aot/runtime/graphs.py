@@ -9,21 +9,22 @@ for the capture's sake: state is written once a call, and no program meets input
 matrix of zeros has no inverse). A size that cannot be captured is refused with its reason, and runs without a graph
 from then on.
 
-All graphs of one loaded model and card share one memory pool, so their intermediate results lie in the same memory:
-whoever replays waits for the replay before it, by an event on the card and not on the host.
+The graphs of one loaded model and card share one memory pool, so their intermediate results lie in the same memory:
+whoever replays waits for the replay before it, by an event on the card and not on the host. After a capture that the
+card could not end, later graphs share another pool.
 """
 
-import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from aot.errors import AotError, InvalidInput, RunFailed
+from aot.runtime.collection import no_collection
 from aot.runtime.container import Container
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class GraphSpace:
         return sum(map(_bytes_of, self._pools))
 
     def abandon_capture(self) -> None:
-        """Undo what a capture that failed has left in torch, and let later captures use another pool.
+        """Undo what a capture that did not end has left in torch; later ones use another pool where this one records.
 
         Where the card cannot end a capture, torch goes on allocating to its pool (`CUDAGraph::capture_end` raises
         before `endAllocateToPool`): it would refuse every later capture with that pool, and put off the reuse of
@@ -104,13 +105,13 @@ class GraphSpace:
         import torch
 
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        try:
-            torch._C._cuda_endAllocateToPool(index, self.pool)
-            torch._C._cuda_releasePool(index, self.pool)
-        except RuntimeError:
-            pass  # it came as far as to end that by itself
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
+        try:
+            torch._C._cuda_endAllocateToPool(index, self.pool)
+        except RuntimeError:
+            return  # the capture did not come to use it, or came as far as to end that: it is as good as before
+        torch._C._cuda_releasePool(index, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
         self._pools = [*filter(_bytes_of, self._pools), self.pool]
 
@@ -135,7 +136,7 @@ class Graphed:
     """One bound artifact with the graphs of its sizes; `run` stands for `Container.run`.
 
     `single` is a container of one model that nobody else runs; `plain` takes the calls that have no graph. `tensors`
-    are what `single` is bound to: a graph holds their addresses alone. Where `enabled` is false, `plain` takes all.
+    are what `single` is bound to: a graph holds their addresses alone.
     """
 
     def __init__(self, single: Container, plain: Container, space: GraphSpace, tensors: Mapping[str, "Tensor"]) -> None:
@@ -143,15 +144,12 @@ class Graphed:
         self._plain = plain
         self._space = space
         self._tensors = tensors
-        self.enabled = True
         self._seen: set[Sizes] = set()
         self._graphs: dict[Sizes, _Graph] = {}
         self._refused: dict[Sizes, str] = {}
 
     def run(self, tensors: Sequence["Tensor"]) -> Outputs:
         """As `Container.run`; results are the caller's own. Raises RunFailed."""
-        if not self.enabled:
-            return self._plain.run(tensors)
         sizes = tuple([tensor.shape for tensor in tensors])
         with self._space.lock:
             if _is_capturing():
@@ -193,7 +191,8 @@ class Graphed:
         try:
             graph = _Graph(self._single, self._space, tensors)
         except (RuntimeError, AotError) as error:
-            self._refused[sizes] = f"not captured: {str(error).strip().splitlines()[0] if str(error) else error!r}"
+            said = str(error).strip().splitlines()
+            self._refused[sizes] = f"not captured: {said[0] if said else repr(error)}"
             return None
         self._graphs[sizes] = graph
         return graph
@@ -218,7 +217,7 @@ class _Graph:
             self._graph = torch.cuda.CUDAGraph()
             space.stream.wait_stream(torch.cuda.current_stream(space.device))
             space.stream.wait_event(space._last)
-            with torch.cuda.device(space.device), torch.cuda.stream(space.stream), _no_collection():
+            with torch.cuda.device(space.device), torch.cuda.stream(space.stream), no_collection:
                 self._outputs = self._record(container)
         self._owners = [None if one is None else owner_of(one, self._inputs) for one in self._outputs]
         self._give = _alias if space.outputs is GraphOutputs.STATIC else _copy
@@ -243,6 +242,7 @@ class _Graph:
 
     def _record(self, container: Container) -> Outputs:
         # Other threads may go on allocating and loading meanwhile: only what this one does is captured.
+        ended = False
         try:
             self._graph.capture_begin(pool=self._space.pool, capture_error_mode="thread_local")
             try:
@@ -251,10 +251,13 @@ class _Graph:
                 # A capture that has failed must be ended all the same, and says so once more.
                 with suppress(RuntimeError):
                     self._graph.capture_end()
+                    ended = True
                 raise
             self._graph.capture_end()
+            ended = True
         except BaseException:
-            self._space.abandon_capture()
+            if not ended:
+                self._space.abandon_capture()
             raise
         return outputs
 
@@ -329,15 +332,3 @@ def _is_capturing() -> bool:
     import torch
 
     return torch.cuda.is_current_stream_capturing()
-
-
-@contextmanager
-def _no_collection() -> Iterator[Any]:
-    """Freeing a tensor of another stream asks the card for an event, which a capture forbids."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

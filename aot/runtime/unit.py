@@ -3,7 +3,8 @@
 Every call of a loaded program passes through `Unit.call`; it must stay within a few microseconds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ class Unit:
         self._lock = Lock()
         self._records_gradients = _grad_mode_reader()
         self._kept: tuple[Any, ...] = ()
+        self._without_graphs: set[object] = set()  # blocks: adding and taking out one is atomic, counting is not
         self._bound = bind()
 
     @property
@@ -109,10 +111,15 @@ class Unit:
         """What replays calls as CUDA graphs here at present."""
         return tuple(variant.graphs for form in self._bound.forms for variant in form.variants if variant.graphs)
 
-    @property
-    def writes(self) -> bool:
-        """Whether what is compiled here writes to the module's buffers."""
-        return any(variant.writes for form in self._bound.forms for variant in form.variants)
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """No call is replayed until every such block has ended, of whatever thread, and whatever is bound meanwhile."""
+        block = object()
+        self._without_graphs.add(block)
+        try:
+            yield
+        finally:
+            self._without_graphs.discard(block)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the compiled result, or a Miss. Raises RunFailed where eager cannot take over."""
@@ -163,7 +170,7 @@ class Unit:
             fastest = variant.choose(tensors)
             if fastest is Winner.EAGER:
                 return Miss(f"[{variant.coverage}] eager was faster in the proof at sizes like these", "eager_won")
-            if fastest is Winner.GRAPHS and variant.graphs is not None:
+            if fastest is Winner.GRAPHS and variant.graphs is not None and not self._without_graphs:
                 run = variant.graphs.run
         try:
             outputs = run(tensors)

@@ -4,7 +4,6 @@ from enum import StrEnum
 
 from aot.schema.capability import Capability
 from aot.schema.codec import Document
-from aot.schema.environment import Clocks
 from aot.schema.guard import HostGuard, InputGuard, ProgramGuard
 from aot.schema.recipe import Dimension, Route
 from aot.schema.spec import File
@@ -118,7 +117,6 @@ class Kernel(Document, kw_only=True):
     best_us: float | None = None
     next_us: float | None = None
     reused: bool = False  # measured by an earlier build of the profile
-    clocks: Clocks | None = None  # of the card, when its candidates had been measured
 
 
 class Winner(StrEnum):
@@ -148,18 +146,13 @@ class Latency(Document, kw_only=True):
 
 
 class Speed(Document, kw_only=True):
-    """Compiled against eager at one point of a coverage. `graphs` is compiled code replayed as a CUDA graph.
-
-    `graph_memory_bytes` is what the card held between calls for all graphs captured by then, this point's included.
-    """
+    """Compiled against eager at one point of a coverage. `graphs` is compiled code replayed as a CUDA graph."""
 
     point: dict[str, int]
     eager: Latency
     compiled: Latency
     winner: Winner
     graphs: Latency | None = None
-    graph_memory_bytes: int = 0
-    clocks: Clocks | None = None  # of the card, when the calls had been measured
 
     @property
     def ratio(self) -> float:
@@ -233,7 +226,7 @@ class Artifact(Document, kw_only=True):
     winner: Winner = Winner.COMPILED
     tuned: bool | None = None  # False: nothing was measured; True needs measured `kernels`; None: as the recipe says
     launch: Launch | None = None
-    facts: dict[str, str] = {}  # of the route: "march", "simdlen", "threads", ...
+    facts: dict[str, str] = {}  # of the route: "march", "simdlen", "threads", ...; of measurements: aot.schema.measured
     kept: File | None = None
 
     @property

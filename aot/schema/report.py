@@ -5,7 +5,6 @@ from enum import StrEnum
 from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
 from aot.schema.codec import Document
-from aot.schema.environment import Clocks
 
 
 class Phase(StrEnum):
@@ -51,7 +50,6 @@ class CompileReport(Document, kw_only=True):
     phases: dict[str, float] = {}  # seconds by phase
     options: dict[str, str] = {}  # every inductor option that was set
     warnings: tuple[str, ...] = ()
-    clocks: Clocks | None = None  # of the card, when the compile had ended
     refused_routes: dict[str, str] = {}  # allowed routes that could not take the program, each with the reason
 
 

@@ -18,4 +18,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # No version before releases what a killed process has left held. As `registry.db.held.half_done` does it: bytes may
+    # have been removed, so what was seen of the row before counts no more.
+    op.execute(
+        "UPDATE blobs SET state = 'pending', condemned_at = created_at "
+        "WHERE state = 'deleting' AND condemned_at IS NULL"
+    )
     op.drop_index("ix_blobs_held", "blobs")

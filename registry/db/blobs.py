@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, case, exists, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, case, exists, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -102,7 +102,11 @@ def touch_views(digests: Iterable[Digest], *, namespace: Namespace, now: datetim
 
 
 def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, session: Session) -> None:
-    """Make sure that the blobs, and the namespace's views of them, have rows; those that are there stay as they are."""
+    """Make sure that the blobs, and the namespace's views of them, have rows; those that are there stay as they are.
+
+    But for a row that was made to hold the place (`registry.db.held`): nobody had told a size. It is locked, as every
+    blob's row is here, so that it does not go while a view of it comes.
+    """
     wanted = _in_order(blobs)
     add_all_if_absent(
         BlobRow,
@@ -117,6 +121,8 @@ def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, 
             for blob in wanted
         ],
         session,
+        fill="size_bytes",
+        where=and_(BlobRow.size_bytes == 0, BlobRow.stored_at.is_(None)),
     )
     views = [{"namespace": namespace, "digest": blob.digest, "opened_at": now, "stored_at": None} for blob in wanted]
     add_all_if_absent(NamespaceBlobRow, views, session)

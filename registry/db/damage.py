@@ -13,7 +13,7 @@ from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
 from registry.db.blobs import AT_ONCE
 from registry.db.models import ArtifactBlobRow, BlobRow, BundleRow, NamespaceBlobRow, TagRow
-from registry.db.retention import NAMED
+from registry.db.retention import NAMED, outside
 from registry.db.tags import Place
 
 _QUIETLY = {"synchronize_session": False}
@@ -109,11 +109,12 @@ def end_removal(digest: Digest, session: Session, *, since: datetime) -> bool:
     return bool(done.rowcount)
 
 
-def half_removed(session: Session, *, before: datetime, limit: int) -> Sequence[tuple[Digest, datetime]]:
-    """Blobs that a bundle names and whose removal began before: whoever began it has died. With when it began."""
-    query = select(BlobRow.digest, BlobRow.condemned_at).where(
-        BlobRow.state == BlobState.DELETING, BlobRow.condemned_at < before, NAMED
-    )
+def half_removed(
+    session: Session, *, before: datetime, or_after: datetime, limit: int
+) -> Sequence[tuple[Digest, datetime]]:
+    """Blobs that a bundle names and whose removal began then: whoever began it has died. With when it began."""
+    begun = outside(BlobRow.condemned_at, before=before, or_after=or_after)
+    query = select(BlobRow.digest, BlobRow.condemned_at).where(BlobRow.state == BlobState.DELETING, begun, NAMED)
     return [(digest, since) for digest, since in session.execute(query.order_by(BlobRow.digest).limit(limit))]
 
 

@@ -16,7 +16,7 @@ from aot.schema.spec import Blob
 from aot.schema.state import BlobState
 from registry.db.blobs import PendingBlob, as_seen
 from registry.db.models import HELD_BLOB, BlobRow, NamespaceBlobRow
-from registry.db.retention import NAMED
+from registry.db.retention import NAMED, outside
 from registry.db.session import add_if_absent
 
 _QUIETLY = {"synchronize_session": False}
@@ -79,6 +79,8 @@ def hold_pending(seen: PendingBlob, session: Session, *, now: datetime, copied: 
 def release(held: Held, session: Session) -> None:
     """The store is done. Changes nothing where somebody else has ended it for a holder that seemed to have died."""
     mine = _held_since(held.digest, held.since)
+    # First, so that whoever opens the upload at this moment is seen: his view of the row lets it stay.
+    session.execute(select(BlobRow.digest).where(*mine).with_for_update())
     if held.state is None:
         session.execute(delete(BlobRow).where(*mine, _MADE), execution_options=_QUIETLY)
     session.execute(
@@ -87,11 +89,11 @@ def release(held: Held, session: Session) -> None:
     )
 
 
-def half_done(session: Session, *, before: datetime, limit: int) -> Sequence[Held]:
-    """What is held since before, as it is to be released: whoever held it has died, and may have removed bytes."""
+def half_done(session: Session, *, before: datetime, or_after: datetime, limit: int) -> Sequence[Held]:
+    """What is held since then, as it is to be released: whoever held it has died, and may have removed bytes."""
     # In the words of its partial index: held ones are few among many.
     query = select(BlobRow.digest, BlobRow.created_at, _MADE).where(
-        text(f"blobs.{HELD_BLOB}"), BlobRow.created_at < before
+        text(f"blobs.{HELD_BLOB}"), outside(BlobRow.created_at, before=before, or_after=or_after)
     )
     rows = session.execute(query.order_by(BlobRow.created_at).limit(limit))
     return [Held(digest, since, None if made else BlobState.PENDING, since) for digest, since, made in rows]

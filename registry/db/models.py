@@ -83,37 +83,12 @@ class BuildRow(Row):
             **_where(f"{LIVE_BUILD} AND requalify IS NOT NULL"),
         ),
         # What claim and sweep read: the few live rows, never the history.
-        Index(
-            "ix_builds_live",
-            "state",
-            "profile",
-            "priority",
-            "id",
-            **_where(LIVE_BUILD),
-        ),
+        Index("ix_builds_live", "state", "profile", "priority", "id", **_where(LIVE_BUILD)),
         Index("ix_builds_name", "namespace", "name", "id"),
         # Of the queue (`registry.db.queue`): each costs what lives, whatever the history.
-        Index(
-            "ix_builds_ready",
-            "namespace",
-            "profile",
-            "priority",
-            "id",
-            **_where(READY_BUILD),
-        ),
-        Index(
-            "ix_builds_queued",
-            "profile",
-            "id",
-            **_where("state = 'queued'"),
-        ),
-        Index(
-            "ix_builds_running",
-            "namespace",
-            "profile",
-            "worker",
-            **_where("state = 'running'"),
-        ),
+        Index("ix_builds_ready", "namespace", "profile", "priority", "id", **_where(READY_BUILD)),
+        Index("ix_builds_queued", "profile", "id", **_where("state = 'queued'")),
+        Index("ix_builds_running", "namespace", "profile", "worker", **_where("state = 'running'")),
     )
 
     id: Mapped[str] = mapped_column(Plain, primary_key=True)
@@ -132,6 +107,7 @@ class BuildRow(Row):
     attempt: Mapped[int]
     lost_leases: Mapped[int]
     host_faults: Mapped[int] = mapped_column(server_default="0")  # after which it was given back
+    shutdowns: Mapped[int] = mapped_column(server_default="0")  # of workers that gave it back
     worker: Mapped[Name | None] = mapped_column(Word(Name))
     lease_expires_at: Mapped[datetime | None] = mapped_column(UtcTime)
     released_by: Mapped[Name | None] = mapped_column(Word(Name))
@@ -175,22 +151,10 @@ class BundleRow(Row):
     __table_args__ = (
         Index("ix_bundles_key", "namespace", "name", "build_key"),
         Index("ix_bundles_created", "created_at", "digest"),
-        Index(
-            "ix_bundles_pending",
-            "digest",
-            **_where(PENDING_BUNDLE),
-        ),
+        Index("ix_bundles_pending", "digest", **_where(PENDING_BUNDLE)),
         Index("ix_bundles_unrecorded", "digest", **_where(UNRECORDED)),
-        Index(
-            "ix_bundles_unsealed",
-            "digest",
-            **_where(UNSEALED_BUNDLE),
-        ),
-        Index(
-            "ix_bundles_damaged",
-            "digest",
-            **_where("damage IS NOT NULL"),
-        ),
+        Index("ix_bundles_unsealed", "digest", **_where(UNSEALED_BUNDLE)),
+        Index("ix_bundles_damaged", "digest", **_where("damage IS NOT NULL")),
     )
 
     digest: Mapped[Digest] = mapped_column(Word(Digest), primary_key=True)
@@ -302,16 +266,8 @@ class TagRow(Row):
 
     __tablename__ = "tags"
     __table_args__ = (
-        Index(
-            "ix_tags_unrecorded",
-            "bundle",
-            **_where("recorded_at IS NULL"),
-        ),
-        Index(
-            "ix_tags_unsealed",
-            "bundle",
-            **_where(UNSEALED_TAG),
-        ),
+        Index("ix_tags_unrecorded", "bundle", **_where("recorded_at IS NULL")),
+        Index("ix_tags_unsealed", "bundle", **_where(UNSEALED_TAG)),
     )
 
     namespace: Mapped[Namespace] = mapped_column(Word(Namespace), ForeignKey("namespaces.name"), primary_key=True)

@@ -1,7 +1,8 @@
 """SQL of retention. Candidates are locked first and judged again after: what changed in between is left alone."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import Session, load_only
@@ -46,13 +47,21 @@ def unneeded(*, opened_before: datetime, named: ColumnElement[bool] = NAMED) -> 
     return and_(BlobRow.state.in_((BlobState.PENDING, BlobState.STORED)), ~named, ~opened)
 
 
-def due(*, before: datetime, stuck_before: datetime, named: ColumnElement[bool] = NAMED) -> ColumnElement[bool]:
-    """True of blobs that were condemned before, or that a crash left half deleted. What a bundle names is never one."""
+def due(*, before: datetime, stuck: Mapping[str, datetime], named: ColumnElement[bool] = NAMED) -> ColumnElement[bool]:
+    """True of blobs that were condemned before, or that a crash left half deleted. What a bundle names is never one.
+
+    `stuck`: the bounds of `outside`, of when a delete was begun that nobody ends any more.
+    """
     states = or_(
         and_(BlobRow.state == BlobState.CONDEMNED, BlobRow.condemned_at < before),
-        and_(BlobRow.state == BlobState.DELETING, BlobRow.condemned_at < stuck_before),
+        and_(BlobRow.state == BlobState.DELETING, outside(BlobRow.condemned_at, **stuck)),
     )
     return and_(states, ~named)
+
+
+def outside(begun: Any, *, before: datetime, or_after: datetime) -> ColumnElement[bool]:
+    """True of what was `begun` before, or later than it can have been: the clock was ahead then."""
+    return or_(begun < before, begun > or_after)
 
 
 def hold_expired_bundles(
@@ -150,9 +159,11 @@ def condemn(blobs: Iterable[Digest], *, now: datetime, session: Session) -> None
     )
 
 
-def hold_condemned(session: Session, *, before: datetime, stuck_before: datetime, limit: int) -> Sequence[BlobRow]:
+def hold_condemned(
+    session: Session, *, before: datetime, stuck: Mapping[str, datetime], limit: int
+) -> Sequence[BlobRow]:
     """Blobs whose bytes are to go (`due`); locked."""
-    query = select(BlobRow).where(due(before=before, stuck_before=stuck_before)).order_by(BlobRow.digest).limit(limit)
+    query = select(BlobRow).where(due(before=before, stuck=stuck)).order_by(BlobRow.digest).limit(limit)
     held = session.scalars(query.with_for_update(skip_locked=True)).all()
     taken = [row.digest for row in held]
     named = set(session.scalars(select(ArtifactBlobRow.digest).where(ArtifactBlobRow.digest.in_(taken))))

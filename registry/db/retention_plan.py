@@ -1,6 +1,6 @@
 """SQL of retention's dry run: the same conditions, without a lock and without a change."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, exists, or_, select
@@ -34,7 +34,7 @@ def unneeded_blobs(
 
 
 def due_blobs(
-    session: Session, *, before: datetime, stuck_before: datetime, named: ColumnElement[bool]
+    session: Session, *, before: datetime, stuck: Mapping[str, datetime], named: ColumnElement[bool]
 ) -> Sequence[BlobRow]:
-    condition = rows.due(before=before, stuck_before=stuck_before, named=named)
+    condition = rows.due(before=before, stuck=stuck, named=named)
     return session.scalars(select(BlobRow).where(condition).order_by(BlobRow.digest)).all()

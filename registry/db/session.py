@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, create_engine, event, func, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
@@ -182,12 +182,37 @@ def hold_turn(connection: Connection, name: str) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(zlib.crc32(f"aot-registry {name}".encode()))))
 
 
-def add_all_if_absent(model: Any, rows: Sequence[Mapping[str, Any]], session: Session) -> None:
-    """Insert every one of `rows` that no unique index holds already, in one go: thousands, as a large push has them."""
-    if rows:
-        insert = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}[session.get_bind().dialect.name]
-        session.flush()
-        session.connection().execute(insert(model.__table__).on_conflict_do_nothing(), [dict(row) for row in rows])
+def try_turn(connection: Connection, name: str) -> bool:
+    """Whether nobody else is at `name`; then the turn is this transaction's, as `hold_turn` gives it."""
+    if connection.dialect.name != "postgresql":
+        return True
+    key = zlib.crc32(f"aot-registry {name}".encode())
+    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(key))))
+
+
+def add_all_if_absent(
+    model: Any,
+    rows: Sequence[Mapping[str, Any]],
+    session: Session,
+    *,
+    fill: str | None = None,
+    where: ColumnElement[bool] | None = None,
+) -> None:
+    """Insert every one of `rows` that no unique index holds already, in one go: thousands, as a large push has them.
+
+    With `fill` those that are there are locked, and this column is filled in `where` that is true.
+    """
+    if not rows:
+        return
+    dialect = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}
+    insert = dialect[session.get_bind().dialect.name](model.__table__)
+    if fill is None:
+        statement = insert.on_conflict_do_nothing()
+    else:
+        key = list(model.__table__.primary_key)
+        statement = insert.on_conflict_do_update(index_elements=key, set_={fill: insert.excluded[fill]}, where=where)
+    session.flush()
+    session.connection().execute(statement, [dict(row) for row in rows])
 
 
 def change_all(statement: Any, parameters: Sequence[Mapping[str, Any]], session: Session) -> None:

@@ -5,7 +5,6 @@ with what exists for that key already, and otherwise leaves a queued row behind.
 after the commit.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,19 +12,11 @@ from datetime import datetime
 from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
-from aot.errors import (
-    BuildFinished,
-    BuildNotFound,
-    CompileStopped,
-    InvalidInput,
-    InvalidSpec,
-)
+from aot.errors import BuildFinished, BuildNotFound, CompileStopped
 from aot.keys import factors_of, key_of, queue_for
-from aot.recipes import check_recipe
 from aot.schema.names import Name, Namespace, Tag
 from aot.schema.profile import Profile
-from aot.schema.recipe import Route
-from aot.schema.spec import BytecodeSource, CommandSource, FactorySource, KernelSource, Spec
+from aot.schema.spec import Spec
 from aot.schema.state import BuildEvent, BuildState, BundleState
 from aot.schema.wire.builds import (
     BuildListing,
@@ -48,14 +39,11 @@ from registry.services import blobs, candidates, tags, waiting
 from registry.services.answers import find_answer
 from registry.services.paging import limit_of
 from registry.services.profiles import get_worker_profile
+from registry.services.requests import check_request
 from registry.services.tokens import Principal
 from registry.services.turns import RunningLimits
 
-HIGHEST_PRIORITY = 1000
 HIGHEST_SEQUENCE = 2**31 - 1
-_ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 @dataclass(frozen=True)
@@ -122,6 +110,7 @@ def new_build(
         attempt=0,
         lost_leases=0,
         host_faults=0,
+        shutdowns=0,
         step="",
         waiting="",
         setback="",
@@ -194,82 +183,6 @@ def reject_pushed(row: BuildRow, *, reason: str, session: Session) -> None:
     if bundle is not None and bundle.state is BundleState.PENDING:
         changes = {"withdrawn_reason": reason, "withdrawn_at": row.finished_at}
         bundle_rows.advance_bundle(bundle, BundleState.REJECTED, session=session, **changes)
-
-
-def check_request(request: SubmitRequest) -> None:
-    """Raises InvalidInput."""
-    if abs(request.priority) > HIGHEST_PRIORITY:
-        raise InvalidInput(
-            f"wanted a priority between -{HIGHEST_PRIORITY} and {HIGHEST_PRIORITY}, found {request.priority}",
-            hint="0 is the default; higher is sooner",
-        )
-    if isinstance(request.spec.source, KernelSource):
-        raise InvalidSpec(
-            "kernels are built where they are, and pushed: no worker builds them",
-            hint="`aot kernel build --push`; it needs Triton, and no card",
-        )
-    if isinstance(request.spec.source, BytecodeSource):
-        raise InvalidSpec(
-            "bytecode is compiled where its distributions are installed, and pushed",
-            hint="`aot bytecode build --push` in an image that has them",
-        )
-    if isinstance(request.spec.source, CommandSource) and request.spec.source.entries is not None:
-        raise InvalidSpec(
-            "entries that were captured elsewhere are pushed; whoever asks for a capture has none yet",
-            hint="`aot capture NAME --source TREE --push -- COMMAND`, or `command` in aot.toml and `aot ensure`",
-        )
-    check_spec(request.spec)
-
-
-def check_spec(spec: Spec) -> None:
-    """Raises InvalidSpec for what no worker could build."""
-    source = spec.source
-    if isinstance(source, FactorySource | KernelSource) and not _ENTRY.fullmatch(source.entry):
-        raise InvalidSpec(
-            f"wanted an entry module:function, found {source.entry[:120]!r}", hint="for example model:make"
-        )
-    for requirement in source.requirements:
-        if not _PIN.fullmatch(requirement):
-            raise InvalidSpec(
-                f"wanted an exact pin, found {requirement[:120]!r}",
-                hint="write name==version, as pip freeze does",
-            )
-    if spec.commit is not None and not _REVISION.fullmatch(spec.commit.revision):
-        raise InvalidSpec(
-            f"wanted a commit's whole hash, found {spec.commit.revision[:120]!r}",
-            hint="as git rev-parse HEAD prints it",
-        )
-    _check_route(spec)
-    if not isinstance(source, KernelSource | BytecodeSource | CommandSource):
-        check_recipe(spec.recipe)
-    if spec.recipe.freeze and not spec.weights:
-        raise InvalidSpec("a frozen build needs weights", hint="give the weights, or leave out `freeze`")
-
-
-def _check_route(spec: Spec) -> None:
-    source, routes = spec.source, spec.recipe.routes
-    if isinstance(source, KernelSource) and not source.signatures:
-        raise InvalidSpec("a kernel needs at least one signature", hint="name the types of its arguments")
-    if isinstance(source, BytecodeSource) and not source.distributions:
-        raise InvalidSpec("bytecode is of at least one distribution", hint="name what is installed")
-    if isinstance(source, CommandSource) and (source.tree is None or not source.command):
-        raise InvalidSpec(
-            "captured caches need the command and the tree that it runs in: a worker proves them by running it again",
-            hint="`aot capture NAME --source TREE --push -- COMMAND`",
-        )
-    if isinstance(source, CommandSource):
-        if routes != (Route.CACHE,):
-            raise InvalidSpec(
-                f"the routes {', '.join(routes)} do not fit the source", hint="captured caches are of the route cache"
-            )
-        return
-    own = {KernelSource: Route.KERNEL, BytecodeSource: Route.BYTECODE}
-    only = own.get(type(source))
-    if routes != (only,) if only else not set(own.values()).isdisjoint(routes):
-        raise InvalidSpec(
-            f"the routes {', '.join(routes)} do not fit the source",
-            hint="the routes kernel and bytecode are those of kernels and of distributions, and their only ones",
-        )
 
 
 def _limited(found: Sequence[BuildRow], limits: RunningLimits, session: Session) -> tuple[BuildView, ...]:

@@ -33,6 +33,7 @@ from registry.db.session import hold_turn
 from registry.services import blobs, builds, claims, guards, kernels, measurements, profiles, proof, tags, waiting
 from registry.services.contents import artifacts_of, files_of, worst_speedup
 from registry.services.proof import Received
+from registry.services.requests import check_spec
 from registry.services.tokens import Principal
 from registry.services.unions import put_tags, put_tags_again
 
@@ -111,7 +112,7 @@ def push(
     manifest = received.manifest
     by.require(Scope.PUSH, manifest.namespace)
     proof.require_sound(manifest)
-    builds.check_spec(manifest.spec)
+    check_spec(manifest.spec)
     profile = _profile_of(manifest, now=now, session=session)
     _require_current(manifest, profile)
     # Of two that push the same at once, the second finds the first.

@@ -15,7 +15,15 @@ from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.spec import Blob
 from aot.schema.state import BuildEvent, BuildState
-from aot.schema.wire.builds import BuildView, ClaimRequest, FailRequest, ProgressRequest, ReleaseRequest, RenewReply
+from aot.schema.wire.builds import (
+    SHUTTING_DOWN,
+    BuildView,
+    ClaimRequest,
+    FailRequest,
+    ProgressRequest,
+    ReleaseRequest,
+    RenewReply,
+)
 from aot.schema.wire.workers import Scope
 from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
@@ -132,6 +140,7 @@ def release(build: str, request: ReleaseRequest, *, by: Principal, now: datetime
         "setback": f"{worker} gave it back: {request.reason}"[:1000],
         "sent_at": now - timedelta(days=1),  # the sweeper sends a ticket at once
         "host_faults": row.host_faults + request.host_fault,
+        "shutdowns": row.shutdowns + (request.reason == SHUTTING_DOWN),
         **WAITING_AGAIN,
     }
     if not rows.advance_build(row, BuildEvent.RELEASE, session=session, **changes):
@@ -200,8 +209,9 @@ def _paused(row: BuildRow, *, worker: Name, now: datetime) -> str:
     since = abs(now - row.released_at)
     if row.released_by == worker and since < PAUSE_AFTER_RELEASE:
         return "this worker gave it back just now"
-    # Lost leases have an end of their own.
-    more = row.attempt - row.lost_leases - (QUICK_ATTEMPTS if row.requalify is None else QUICK_PROOFS)
+    # Lost leases have an end of their own, and a worker that is told to end says nothing of the build.
+    counted = row.attempt - row.lost_leases - row.shutdowns
+    more = counted - (QUICK_ATTEMPTS if row.requalify is None else QUICK_PROOFS)
     if more <= 0 or since >= min(PAUSE_AFTER_RELEASE * 2 ** min(more, 10), LONGEST_PAUSE):
         return ""
     return f"it was given back after attempt {row.attempt}, and the next one waits for a while"

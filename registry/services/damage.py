@@ -31,8 +31,6 @@ MOST_A_PASS = 200
 HEAL_SECONDS = 15.0
 # An upload that nobody has asked for since is looked at no more, but for what a damaged bundle needs.
 ASKED_FOR = timedelta(days=1)
-# Removing is one request: whoever has not ended it by then has died.
-STUCK = timedelta(minutes=10)
 log = structlog.get_logger()
 
 
@@ -123,7 +121,7 @@ def _end_removals(deps: Deps) -> None:
     holding.end_half_done(deps)
     now = deps.clock()
     with deps.sessions.reading() as session:
-        stuck = rows.half_removed(session, before=now - STUCK, limit=MOST_A_PASS)
+        stuck = rows.half_removed(session, **holding.stuck(now), limit=MOST_A_PASS)
     for digest, since in stuck:
         with deps.sessions.transaction() as session:
             if not rows.take_over_removal(digest, since=since, now=now, session=session):

@@ -15,8 +15,8 @@ blob that is being deleted answers BlobPending until it is gone. Several sweeper
 
 import time
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import structlog
 from sqlalchemy.orm import Session
@@ -31,8 +31,6 @@ from registry.services import abandoned, deleting, holding, records, unproven
 AT_ONCE = 200
 DELETE_AT_ONCE = 50
 DELETE_SECONDS = 60.0
-# A sweeper that began to delete and does not end within this has died: it looks at the clock before each delete.
-STUCK = timedelta(minutes=10)
 log = structlog.get_logger()
 
 
@@ -142,9 +140,9 @@ def _needed(session: Session) -> set[Digest]:
     return {blob.digest for spec in rows.specs_of_live_builds(session) for blob in spec.blobs}
 
 
-def _bounds(deps: Deps) -> dict[str, object]:
+def _bounds(deps: Deps) -> dict[str, Any]:
     now = deps.clock()
-    return {"before": now - deps.settings.grace_of_blobs, "stuck_before": now - STUCK}
+    return {"before": now - deps.settings.grace_of_blobs, "stuck": holding.stuck(now)}
 
 
 def _delete_condemned(deps: Deps) -> tuple[tuple[Digest, ...], int]:

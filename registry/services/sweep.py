@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from sqlalchemy.orm import Session
 
-from aot.errors import AotError, BackendFailed
+from aot.errors import AotError, BackendFailed, Unavailable
 from aot.keys import queue_for
 from aot.schema.digest import Digest
 from aot.schema.names import Name
@@ -23,6 +23,7 @@ from aot.schema.spec import Blob
 from aot.schema.state import BuildEvent
 from aot.schema.wire.builds import Ticket
 from aot.schema.wire.errors import ErrorBody
+from registry.clock import CLOCK_MARGIN
 from registry.db import blobs as blob_rows
 from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
@@ -43,9 +44,6 @@ MOST_HASHED = 200
 HASH_SECONDS = 15.0
 SLICE_SECONDS = 5.0
 MOST_EXPLAINED = 500
-# What is later than it could be was written before the clock was set back. Nobody waits as long as the clock was ahead:
-# who holds such a lease renews it, and a ticket that was sent then is sent again.
-CLOCK_MARGIN = timedelta(minutes=5)
 KEEP_TOKENS = timedelta(days=1)
 log = structlog.get_logger()
 
@@ -66,21 +64,35 @@ class Swept:
 def sweep(deps: Deps) -> Swept:
     """One pass over everything that time changes.
 
-    A step that fails keeps none of the others from its turn. Raises the first StorageUnavailable after the last.
+    A step that fails keeps none of the others from its turn. After the last one it raises the first error that is none
+    of a service that is away (it is logged where it came up), else the first StorageUnavailable.
     """
     done: dict[str, Any] = {}
+    broken: list[Exception] = []
 
     def take(step: tuple[str, Callable[[Deps], Any]]) -> None:
-        done[step[0]] = step[1](deps)
+        name, act = step
+        try:
+            done[name] = act(deps)
+        except Unavailable:
+            raise
+        except Exception as error:  # a bug, or a store that refuses the registry: others have their turn before it ends
+            log.exception("step-failed", step=name)
+            broken.append(error)
 
     try:
         one_by_one(STEPS, take, most_failures=len(STEPS))
+    except Unavailable:
+        if not broken:
+            raise
     finally:
         expired, exhausted = done.pop("leases", ((), ()))
         swept = Swept(expired, exhausted, **{name: count for name, count in done.items() if name != "explained"})
         if swept != Swept():
             told = {"resent": swept.resent, "hashed": swept.hashed, "tokens": swept.tokens}
             log.info("swept", expired=expired, exhausted=exhausted, **told)
+    if broken:
+        raise broken[0]
     return swept
 
 
@@ -88,6 +100,7 @@ def expire_leases(deps: Deps) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the builds that wait again, and those that failed for good."""
     now, expired, exhausted = deps.clock(), [], []
     with deps.sessions.transaction() as session:
+        # Who holds a lease of before the clock was set back renews it; a ticket that was sent then is sent again.
         rows.shorten_leases(session, over=now + deps.settings.lease + CLOCK_MARGIN, to=now + deps.settings.lease)
         for row in rows.expired_builds(session, now=now):
             # Somebody may renew between the two statements: then the lease is another one.

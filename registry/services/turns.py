@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from aot.schema.names import Namespace
+from registry.clock import CLOCK_MARGIN
 
 BULK_WAITS = timedelta(hours=1)
-CLOCK_MARGIN = timedelta(minutes=5)
 NEVER = datetime.fromtimestamp(0, UTC)
 
 
@@ -59,7 +59,6 @@ def in_turn(heads: Iterable[Head], *, now: datetime) -> tuple[Head, ...]:
     """The namespaces that may run another build, in the order in which they get a worker."""
 
     def claimed_at(head: Head) -> datetime:
-        # What is later than it could be was written before the clock was set back: nobody waits until it comes true.
         return head.claimed_at if head.claimed_at and head.claimed_at <= now + CLOCK_MARGIN else NEVER
 
     def place(head: Head) -> tuple[bool, int, datetime, str]:

@@ -29,7 +29,7 @@ from registry.storage.place import S3Place
 from registry.storage.s3_answers import ResumedBody, code_of, head, status_of, translated
 from registry.storage.s3_copies import S3Copies
 from registry.storage.s3_incoming import S3Incoming, arrivals, incoming_prefix, key_of, parsed
-from registry.storage.s3_links import S3DownloadLinks
+from registry.storage.s3_links import S3DownloadLinks, life_of
 from registry.storage.s3_parts import S3PartUploads
 from registry.storage.s3_records import S3Records
 from registry.storage.s3_versions import S3Versions
@@ -81,7 +81,8 @@ class S3BlobStore:
         # Signs links: the host is part of a signature, and clients may reach the store under another name.
         session = session or boto3.Session()
         self._signer = _client_of(session, place, place.public_endpoint) if place.public_endpoint else client
-        self._download_links = S3DownloadLinks(self._presigned_get, credentials=session.get_credentials())
+        self._credentials = session.get_credentials()
+        self._download_links = S3DownloadLinks(self._presigned_get, credentials=self._credentials)
         self._bucket = place.bucket
         self._prefix = place.key_prefix
         self._encryption = _encryption_of(place)
@@ -221,8 +222,9 @@ class S3BlobStore:
 
     def _presigned(self, operation: str, parameters: dict[str, Any], expires_in: timedelta) -> str:
         with translated(f"sign a link for bucket {self._bucket}"):
+            lives = life_of(self._credentials, expires_in)
             url = self._signer.generate_presigned_url(
-                operation, Params=parameters, ExpiresIn=max(1, int(expires_in.total_seconds()))
+                operation, Params=parameters, ExpiresIn=max(1, int(lives.total_seconds()))
             )
         return str(url)
 

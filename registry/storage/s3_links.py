@@ -11,6 +11,7 @@ A pattern is used only when the signer comes to the client's own signature for t
 
 import calendar
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -49,6 +50,22 @@ class S3DownloadLinks:
         url = self._presign(digest, expires_in)
         self._pattern = credentials and Pattern.of(url, digest, credentials=credentials, expires_in=expires_in)
         return url
+
+
+def life_of(credentials: Any, wanted: timedelta) -> timedelta:
+    """How long a link may live that `credentials` sign now: not longer than they do, in whole seconds.
+
+    A store refuses what expired ones have signed, with words of its own. botocore does not tell when credentials
+    expire, but whether they do within so many seconds. Raises botocore's errors where they cannot be refreshed.
+    """
+    expire_within = getattr(credentials, "refresh_needed", None)
+    if expire_within is None:  # these last
+        return wanted
+    credentials.get_frozen_credentials()  # which refreshes them where they are about to expire
+    seconds = int(wanted.total_seconds())
+    if not expire_within(seconds):
+        return wanted
+    return timedelta(seconds=bisect_left(range(seconds), True, key=expire_within) - 1)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sqlalchemy import func, select
 from aot.errors import AotError
 from aot.schema.manifest import decode_manifest
 from aot.schema.state import BuildState, BundleState
+from aot.schema.wire.errors import ErrorBody
 from aot.trust import TrustedKeys, verify
 from registry.clock import utc_now
 from registry.db.models import BuildRow, BundleRow, MeasurementRow, TagRow
@@ -33,7 +34,7 @@ from tests.faults.backends import ACCESS, SECRET
 from tests.faults.clients import Accepted
 from tests.faults.fleet import Fleet
 from tests.faults.stacks import Stack
-from worker.run import MOST_HOST_FAULTS
+from worker.run import HOST_FAILED, MOST_HOST_FAULTS
 
 ENDS = {"bundle-published": "published", "build-failed": "failed", "build-cancelled": "cancelled"}
 
@@ -81,7 +82,7 @@ class Auditor:
             wanted = 1 if row.state is BuildState.PUBLISHED else 0
             if counts.get(build, 0) != wanted or (row.bundle is not None) != bool(wanted):
                 ledger.violated(f"build {build} is {row.state} and has {counts.get(build, 0)} bundles")
-            if row.state is BuildState.FAILED and not (row.error and row.host_faults + 1 >= MOST_HOST_FAULTS):
+            if row.state is BuildState.FAILED and not (row.host_faults + 1 >= MOST_HOST_FAULTS and _of_host(row.error)):
                 ledger.violated(f"build {build} was lost: {row.error.message if row.error else row.setback}")
             if build in self.accepted.cancelled and row.state is not BuildState.CANCELLED:
                 ledger.violated(f"build {build} was cancelled, and is {row.state}")
@@ -174,6 +175,10 @@ class Auditor:
             if left := [arrival.digest for arrival in deps.store.arrivals()]:
                 self.fleet.ledger.violated(f"{len(left)} uploads became no blob and are there, the first of {left[0]}")
         self.fleet.ledger.saw("auditor: orphans removed by retention", len(before - after))
+
+
+def _of_host(error: ErrorBody | None) -> bool:
+    return error is not None and error.code == AotError.code and error.message.startswith(f"{HOST_FAILED}: ")
 
 
 def _event(line: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tests.faults.auditor import Auditor
 from tests.faults.clients import Accepted
 from tests.faults.ledger import Ledger
 from tests.service import URL, Service, a_service
+from worker.run import HOST_FAILED, MOST_HOST_FAULTS
 
 pytestmark = pytest.mark.embedded("breaks promises in directories, and reads SQLite as the campaign's embedded stack")
 
@@ -119,11 +120,17 @@ def submit_and_forget(at: Audited) -> None:
     at.accepted.note(build, Reference.parse("default/three:latest"))
 
 
-def lose(at: Audited) -> None:
+OTHER_BYTES = ErrorBody(code="digest-mismatch", message="other bytes")
+NO_DISK = ErrorBody(code="aot-error", message=f"{HOST_FAILED}: No space left on device")
+
+
+def lose(at: Audited, *, error: ErrorBody = OTHER_BYTES, host_faults: int = 0) -> None:
+    """A build that failed with `error`, after so many attempts that a host ended."""
     build = at.service.submit(a_spec("three", source=a_source(b"three"))).build.id
     claim = at.service.claim("cpu-v3", build=build)
-    error = ErrorBody(code="digest-mismatch", message="other bytes")
     at.service.call("fail", FailRequest(error=error), token=claim.token, build=build)
+    at.sql("UPDATE builds SET host_faults = :faults WHERE id = :build", faults=host_faults, build=build)
+    at.tell({"event": "build-failed", "build": build})
 
 
 def move_tag(at: Audited) -> None:
@@ -141,6 +148,20 @@ PLANTS: dict[str, tuple[Callable[[Audited], object], str]] = {
     "not ended": (submit_and_forget, "has not ended: queued"),
     "two bundles": (lambda at: at.sql("UPDATE bundles SET build = :build", build=at.builds[0]), "and has 2 bundles"),
     "lost": (lose, "was lost: other bytes"),
+    "lost by itself, after hosts had failed": (
+        lambda at: lose(at, host_faults=MOST_HOST_FAULTS - 1),
+        "was lost: other bytes",
+    ),
+    "lost by a fault of the worker, after hosts had failed": (
+        lambda at: lose(
+            at, error=ErrorBody(code="aot-error", message="a fault in the worker: KeyError"), host_faults=4
+        ),
+        "was lost: a fault in the worker",
+    ),
+    "lost by too few hosts": (
+        lambda at: lose(at, error=NO_DISK, host_faults=MOST_HOST_FAULTS - 2),
+        "was lost: the worker's disk",
+    ),
     "failed with a bundle": (
         lambda at: at.sql("UPDATE builds SET state = 'failed' WHERE id = :build", build=at.builds[0]),
         "is failed and has 1 bundles",
@@ -168,6 +189,11 @@ PLANTS: dict[str, tuple[Callable[[Audited], object], str]] = {
 
 
 def test_where_all_was_kept_nothing_is_found(audited: Audited) -> None:
+    assert audited.violations() == []
+
+
+def test_a_build_that_hosts_ended_is_not_lost(audited: Audited) -> None:
+    lose(audited, error=NO_DISK, host_faults=MOST_HOST_FAULTS - 1)
     assert audited.violations() == []
 
 

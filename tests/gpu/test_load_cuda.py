@@ -14,6 +14,7 @@ from aot.runtime.compiled import CompiledModel
 from aot.runtime.graphs import GraphOutputs
 from aot.runtime.load import load_bundle
 from aot.schema.artifact import Artifact, Winner
+from aot.schema.measured import Measured, clocks_of, memory_of, spell_point
 from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe
 from aot.schema.report import Qualification
@@ -156,13 +157,14 @@ def proven() -> Proof:
 def test_the_proof_times_eager_compiled_and_graphs_with_what_they_hold_and_the_clocks() -> None:
     (artifact,) = proven().artifacts
     assert artifact.speeds and artifact.winner in Winner
+    clocks, memory = clocks_of(artifact, Measured.PROOF), memory_of(artifact)
     for speed in artifact.speeds:
         assert speed.graphs is not None
         assert min(speed.eager.p50_us, speed.compiled.p50_us, speed.graphs.p50_us) > 0
-        assert speed.graph_memory_bytes >= 4 * 64 * 4
-        assert speed.clocks is not None and speed.clocks.sm_mhz
+        assert memory[spell_point(speed.point)] >= 4 * 64 * 4
+        assert clocks[spell_point(speed.point)].sm_mhz
     assert {one.variant for one in proven().qualification.agreements} >= {"", "replay"}
-    assert built(CAPTURED)[0].report.clocks is not None
+    assert clocks_of(artifact, Measured.COMPILED)[""].sm_mhz
 
 
 @pytest.mark.parametrize("winner", [*Winner, None], ids=lambda one: one or "as proven")

@@ -9,7 +9,7 @@ from aot.errors import BuildFinished, InvalidInput, LeaseLost, QualificationFail
 from aot.schema.names import Name
 from aot.schema.report import Phase
 from aot.schema.state import BuildState
-from aot.schema.wire.builds import ClaimRequest, FailRequest, ProgressRequest, ReleaseRequest
+from aot.schema.wire.builds import SHUTTING_DOWN, ClaimRequest, FailRequest, ProgressRequest, ReleaseRequest
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Scope
 from registry.services.claims import QUICK_ATTEMPTS
@@ -218,11 +218,11 @@ def test_a_released_build_comes_back_to_its_only_worker_after_a_while(service: S
     assert service.claim("cpu-v3").build == claim.build
 
 
-def give_back(service: Service, build: str, **account: Any) -> None:
+def give_back(service: Service, build: str, *, reason: str = "no", **account: Any) -> None:
     """The next attempt at it, by whoever was not handed it last."""
     claim = service.claim("cpu-v3", build=build)
     for _ in range(2):  # a reply may get lost
-        service.call("release", ReleaseRequest(reason="no", **account), token=claim.token, build=build)
+        service.call("release", ReleaseRequest(reason=reason, **account), token=claim.token, build=build)
     service.clock.advance(60)
     service.register(a_profile())
 
@@ -248,6 +248,16 @@ def test_what_is_given_back_very_often_is_handed_out_less_and_less_soon(service:
     service.clock.advance(60)
     service.register(a_profile())
     assert service.claim("cpu-v3").attempt == QUICK_ATTEMPTS + 2
+
+
+def test_workers_that_are_told_to_end_make_no_build_wait(service: Service) -> None:
+    """A build of hours meets many rolling updates."""
+    build = service.submit(a_spec()).build.id
+    for _ in range(QUICK_ATTEMPTS + 5):
+        give_back(service, build, reason=SHUTTING_DOWN)
+    for _ in range(QUICK_ATTEMPTS):
+        give_back(service, build)
+    assert service.claim("cpu-v3", build=build).attempt == 2 * QUICK_ATTEMPTS + 6
 
 
 def test_a_failed_build_keeps_error_and_report(service: Service) -> None:

@@ -3,7 +3,12 @@
 A part of what `make test-servers` runs there. The servers come from wheels; where they do not start, these tests fail.
 """
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -11,12 +16,17 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.schema import CreateIndex
 
+from aot.schema.names import Namespace
+from aot.schema.state import BlobState
+from registry.db import blobs as blob_rows
+from registry.db import held as held_rows
 from registry.db.migrate import Standing, migrate
 from registry.db.models import KernelRow, Row
 from registry.db.session import open_sessions
 from registry.deps import build_deps
+from registry.services import holding
 from registry.settings import Settings
-from tests.builders import a_profile
+from tests.builders import a_blob, a_profile
 from tests.integration.test_registry_builds import (  # noqa: F401
     test_a_cancelled_build_stops_its_worker_and_stays_cancelled,
     test_an_unknown_build_is_not_found,
@@ -64,6 +74,7 @@ from tests.integration.test_registry_held import (  # noqa: F401
     test_nobody_holds_what_another_holds_or_deletes,
     test_of_two_at_one_blob_the_second_waits_until_the_first_is_done,
     test_what_a_killed_process_has_left_held_is_released_by_a_later_pass,
+    test_what_somebody_still_works_on_is_not_released_however_long_that_takes,
     test_who_opens_the_upload_before_it_is_held_is_seen,
     test_whoever_opens_an_upload_of_a_held_blob_is_told_to_come_again,
 )
@@ -107,7 +118,7 @@ from tests.integration.test_registry_unproven import (  # noqa: F401
     test_a_pushed_bundle_that_nobody_proves_is_rejected_with_its_build,
     test_of_several_sweepers_one_rejects_each,
 )
-from tests.service import a_service
+from tests.service import Service, a_service
 from tests.stack import Stack, a_database, standing_on
 
 # An object store does not tell equal bytes of one second apart.
@@ -133,6 +144,53 @@ def service(request, tmp_path):
     with a_service(tmp_path, **blobs) as service:
         service.register(a_profile(), V2)
         yield service
+
+
+@pytest.mark.parametrize("content", [b"never seen before", b""], ids=["some bytes", "none"])
+@pytest.mark.parametrize("moment", ["its view is there", "its view comes"])
+def test_an_upload_that_is_opened_while_the_row_is_made_to_hold_its_place_stays(
+    service: Service, monkeypatch: pytest.MonkeyPatch, moment: str, content: bytes
+) -> None:
+    """The client had looked before there was a row; the release comes while nothing of his is committed."""
+    deps, blob, namespace = service.deps, a_blob(content), Namespace("default")
+    with deps.sessions.transaction() as session:
+        blob_rows.ensure_namespace(namespace, now=service.clock(), session=session)
+    hold = partial(held_rows.hold, blob.digest, now=service.clock(), unless=lambda session: False)
+    held, release = threading.Event(), threading.Event()
+
+    def sweeper() -> None:
+        with holding.held(blob.digest, hold, sessions=deps.sessions) as mine:
+            assert mine is not None and mine.state is None
+            held.set()
+            assert release.wait(20)
+
+    def meet() -> None:
+        release.set()
+        time.sleep(0.4)
+
+    add = blob_rows.add_all_if_absent
+
+    def add_and_meet(model: Any, *given: Any, **named: Any) -> None:
+        add(model, *given, **named)
+        if moment == "its view comes" and model is blob_rows.BlobRow:
+            meet()
+
+    monkeypatch.setattr(blob_rows, "add_all_if_absent", add_and_meet)
+    with ThreadPoolExecutor(1) as pool:
+        with deps.sessions.transaction() as session:
+            assert blob_rows.hold_blobs((blob.digest,), session=session) == ()
+            going = pool.submit(sweeper)
+            assert held.wait(20)
+            blob_rows.open_uploads((blob,), namespace=namespace, now=service.clock(), session=session)
+            if moment == "its view is there":
+                meet()
+        going.result(20)
+    with deps.sessions.reading() as session:
+        row = session.get(blob_rows.BlobRow, blob.digest)
+        assert row is not None and (row.state, row.size_bytes) == (BlobState.PENDING, len(content))
+        page = {"opened_since": service.clock(), "start": blob.digest, "limit": 9}
+        assert blob_rows.pending_blobs(session, **page, over_bytes=len(content) - 1) == (blob,)
+    assert service.upload([blob]) == [blob.digest]
 
 
 def test_models_and_migrations_make_the_same_schema_here_too(database_url: str) -> None:

@@ -19,7 +19,7 @@ from aot.schema.wire.builds import CancelRequest, Claim, SubmitRequest
 from aot.schema.wire.bundles import FindRequest, TagRequest, WithdrawRequest
 from aot.schema.wire.workers import Outcome, Receipt
 from registry.db.models import BlobRow
-from registry.services import retention
+from registry.services import holding
 from registry.services.retention import Retained, plan, retain
 from tests.builders import a_file, a_manifest, a_profile, a_source, a_spec, an_artifact, an_environment
 from tests.integration.test_registry_process import run
@@ -259,7 +259,7 @@ def test_a_dry_run_only_reads_and_waits_for_no_writer(service: Service) -> None:
 
 def test_a_publish_beside_retention_keeps_its_bytes(service: Service, monkeypatch) -> None:
     """Four publishers and two sweepers, while the bytes that all of them share are condemned again and again."""
-    monkeypatch.setattr(retention, "STUCK", retention.STUCK * 0)
+    monkeypatch.setattr(holding, "STUCK", holding.STUCK * 0)
     shared = b"shared by all"
     file = file_of(service, a_bundle(service, "first", content=shared))
     later(service, days=91)

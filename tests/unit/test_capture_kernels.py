@@ -3,7 +3,6 @@
 import collections
 import json
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from aot.capture.megacache import split
 from aot.capture.pickled import name_of, source_of, stripped
 from aot.capture.restore import restore
 from aot.capture.shapes import graphs_in
-from aot.capture.symbolic import write
-from aot.capture.symbols import Global, Made, Node, instance, set_items, set_named
 from aot.schema.recipe import Route
 from tests.builders import altered, an_artifact, an_environment
 from tests.inductor import (
@@ -407,30 +404,6 @@ def test_files_of_kernels_that_are_entries_of_the_bundle_already_are_not_sent_ag
     assert kernels_in(entry_in(found)) == {key_of(kernel): () for kernel in KERNELS}
     alone = collect(caches, scratch=tmp_path / "y", only={path})
     assert kernels_in(entry_in(alone)) == {key_of(kernel): tuple(sorted(FILES)) for kernel in KERNELS}
-
-
-@pytest.mark.parametrize("shared", ["artifacts", "compile_results", "inductor_meta"])
-def test_hostile_entries_cost_no_more_than_their_length(shared: str) -> None:
-    """One long list, in many places: each of a few bytes would ask for all of it."""
-    many = {"artifacts": 30_000, "compile_results": 30_000, "inductor_meta": 250}[shared]
-    module = "torch._inductor.triton_bundler"
-    file = instance(Global(module, "TritonKernelArtifact"), {"filename": "x", "payload": b""})
-    result = instance(Global("any", "Result"), {"kernel": instance(Global("any", "Kernel"), {"hash": "ab"})})
-    files, results = Node(Made.LIST), Node(Made.LIST)
-    set_items(files, [file] * (many if shared == "artifacts" else 1))
-    set_items(results, [result] * (many if shared == "compile_results" else 1))
-    meta = Node(Made.DICT)
-    set_named(meta, {f"name{number}": number for number in range(many if shared == "inductor_meta" else 1)})
-    kernel = instance(Global("any", "Tuner"), {"compile_results": results, "inductor_meta": meta})
-    fields = {"kernel_hash": "AB", "device": 0, "artifacts": files}
-    kernels, tuners = Node(Made.LIST), Node(Made.LIST)
-    set_items(kernels, [instance(Global(module, "TritonKernelArtifacts"), fields)] * 30_000)
-    set_items(tuners, [instance(Global(module, "StaticallyLaunchedAutotuner"), {"kernel": kernel})] * 30_000)
-    bundle = {"kernel_artifacts": kernels, "static_autotuners": tuners}
-    content = write(instance(Global(module, "TritonBundle"), bundle), 4)
-    started = time.perf_counter()
-    slimmed(content, "inductor/fxgraph/ke/fkey/x", chosen=lambda _: None, kernels=kernels_of((), ()))
-    assert time.perf_counter() - started < 30
 
 
 def test_a_capture_without_a_watch_keeps_every_kernel_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

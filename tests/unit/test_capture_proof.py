@@ -20,7 +20,7 @@ from aot.proof import faults_of
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
 from aot.schema.names import Reference
-from registry.services.builds import check_spec
+from registry.services.requests import check_spec
 from tests.builders import a_profile, altered
 
 PROGRAM = """

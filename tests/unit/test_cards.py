@@ -68,6 +68,24 @@ def test_another_card_is_refused_by_name_and_says_how_to_choose(
     assert "CUDA_VISIBLE_DEVICES" in (raised.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("1g.10gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"),
+        ("1g.10gb", "NVIDIA H100 80GB HBM3"),
+        (None, "NVIDIA H100 80GB HBM3 MIG 3g.40gb"),
+    ],
+)
+def test_another_slice_and_a_whole_card_in_place_of_a_slice_are_refused(
+    wanted: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_card(monkeypatch, found)
+    name = f"NVIDIA H100 80GB HBM3 MIG {wanted}" if wanted else "NVIDIA H100 80GB HBM3"
+    with pytest.raises(InvalidProfile, match=rf"of {name} \(cuda:sm_90\), .* here is {found} \(") as raised:
+        check_card(of_h100(wanted))
+    assert "MIG-<uuid>" in (raised.value.hint or "")
+
+
 def test_a_gpu_build_where_torch_sees_no_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InvalidProfile, match="torch sees no card here"):

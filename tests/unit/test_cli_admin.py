@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from aot.cli.admin import find_server
+from aot.cli.app import create_app
 from aot.errors import InvalidConfig
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,24 @@ def test_what_follows_is_the_registrys_with_its_exit_code(tmp_path: Path) -> Non
     ran = admin(tmp_path, "fsck", "--help")
     assert (ran.returncode, "--force" in ran.stdout) == (0, True)
     assert admin(tmp_path, "fsck", "--no-such").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("token", "--", "-x"),
+        ("--", "fsck"),
+        ("--", "--", "x", "--"),
+        ("-xh", "--a=b", "--help", "-"),
+        ("--no-such",),
+    ],
+)
+def test_words_are_handed_on_as_they_are(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    handed = []
+    monkeypatch.setattr("aot.cli.admin.become", lambda given, environ: handed.append(tuple(given)))
+    assert CliRunner().invoke(create_app(), ["admin", *words]).exit_code == 0
+    assert handed == [words]
 
 
 def test_beside_the_wheel_alone_it_says_where_to_run_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

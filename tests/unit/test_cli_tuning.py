@@ -12,8 +12,9 @@ from aot.schema.artifact import Kernel, Winner
 from aot.schema.codec import encode
 from aot.schema.environment import Clocks
 from aot.schema.manifest import Envelope
+from aot.schema.measured import Measured, spell_point, write_clocks, write_memory
 from aot.schema.wire.signed import SignedManifest
-from tests.builders import a_latency, a_manifest, a_report, a_speed, an_artifact, manifest_text
+from tests.builders import a_latency, a_manifest, a_speed, an_artifact, manifest_text
 
 
 def test_a_tuned_kernel_is_told_with_its_margin_and_where_it_was_measured() -> None:
@@ -40,26 +41,46 @@ CLOCKS = Clocks(sm_mhz=1755, memory_mhz=2619, most_sm_mhz=1980, most_memory_mhz=
 
 
 def test_clocks_are_told_of_each_kernel_and_of_each_speed() -> None:
-    kernel = Kernel(name="mm_1", choice="mm", candidates=2, best_us=4.0, clocks=CLOCKS)
+    kernel = Kernel(name="mm_1", choice="mm", candidates=2, best_us=4.0)
     at = "SM 1755 MHz of 1980, set to 1755; memory 2619 MHz of 2619"
-    speeds = (msgspec.structs.replace(a_speed(point={"batch": 4}), clocks=CLOCKS), a_speed())
-    artifact = an_artifact(kernels=(kernel,), speeds=speeds)
-    assert tuning_lines(artifact) == [f"  tuned mm_1: mm, 4.0 us, best of 2, at {at}"]
-    assert clock_lines(artifact) == [f"  clocks at batch 4: {at}"]
+    facts = {
+        **write_clocks(Measured.TUNING, {"0": None, "1": CLOCKS}),
+        **write_clocks(Measured.COMPILED, {"": Clocks(sm_mhz=1000)}),
+        **write_clocks(Measured.PROOF, {"batch 4": CLOCKS, "": None}),
+    }
+    artifact = an_artifact(kernels=(kernel, kernel), speeds=(a_speed(point={"batch": 4}), a_speed()), facts=facts)
+    line = "  tuned mm_1: mm, 4.0 us, best of 2"
+    assert tuning_lines(artifact) == [line, f"{line}, at {at}"]
+    assert [one.get("clocks") for one in tuning_records(artifact)] == [None, msgspec.to_builtins(CLOCKS)]
+    assert clock_lines(artifact) == [
+        "  clocks when it had been compiled: SM 1000 MHz",
+        f"  clocks at batch 4: {at}",
+    ]
     assert clock_words(Clocks(sm_mhz=1000)) == "SM 1000 MHz"
     assert clock_words(Clocks()) == "clocks that the driver did not tell"
 
 
 def test_a_bundle_of_a_card_is_shown_with_its_clocks_and_what_its_graphs_hold() -> None:
-    speed = msgspec.structs.replace(
-        a_speed(), graphs=a_latency(50.0), winner=Winner.GRAPHS, graph_memory_bytes=35_000_000, clocks=CLOCKS
-    )
-    manifest = a_manifest(artifacts=(an_artifact(speeds=(speed,)),), compile_report=a_report(clocks=CLOCKS))
+    speed = msgspec.structs.replace(a_speed(point={"b": 2, "a": 1}), graphs=a_latency(50.0), winner=Winner.GRAPHS)
+    facts = {
+        **write_clocks(Measured.COMPILED, {"": CLOCKS}),
+        **write_clocks(Measured.PROOF, {spell_point(speed.point): CLOCKS}),
+        **write_memory({spell_point(speed.point): 35_000_000}),
+    }
+    manifest = a_manifest(artifacts=(an_artifact(speeds=(speed,), facts=facts),))
     text, digest = manifest_text(manifest)
     signed = SignedManifest(digest=digest, manifest=text, envelope=Envelope(payload="", signatures=()))
     lines = show_lines([signed], kernels=True)
     assert any("as a CUDA graph 50 us (35.0 MB held)" in line for line in lines)
-    assert "  clocks when the compile had ended: SM 1755 MHz of 1980, set to 1755; memory 2619 MHz of 2619" in lines
+    assert "  clocks when it had been compiled: SM 1755 MHz of 1980, set to 1755; memory 2619 MHz of 2619" in lines
+    client: Any = SimpleNamespace(resolve=lambda reference: (signed,))
+    ((told,),) = [one["measured"] for one in json.loads(encode(show(client, "mini:v1", kernels=True)[0]))]
+    clocks = msgspec.to_builtins(CLOCKS)
+    assert told == {
+        "clocks_compiled": clocks,
+        "clocks": {"a 1, b 2": clocks},
+        "graph_memory_bytes": {"a 1, b 2": 35_000_000},
+    }
 
 
 def test_scripts_get_the_tuning_of_every_artifact_only_where_they_ask_for_kernels() -> None:

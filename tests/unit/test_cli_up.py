@@ -20,6 +20,8 @@ NEEDED = {
     "OMP_NUM_THREADS": "2",
     "MKL_NUM_THREADS": "2",
     "CUDA_VISIBLE_DEVICES": "1",
+    "HIP_VISIBLE_DEVICES": "1",
+    "ROCR_VISIBLE_DEVICES": "1",
     "LD_LIBRARY_PATH": "/opt/lib",
     "AOT_DATA_DIR": "/data",
     "AOT_BROKER_URL": "redis://broker",

@@ -88,4 +88,4 @@ def test_a_kernel_has_the_clocks_at_which_it_was_measured_and_none_where_it_was_
     one, other = Choice("one"), Choice("other")
     for reused in (False, True, False):
         tuning.note({one: 0.002, other: 0.001}, "mm", reused=reused)
-    assert [kernel.clocks for kernel in tuning.kernels] == [Clocks(sm_mhz=1980), None, Clocks(sm_mhz=1755)]
+    assert tuning.clocks == [Clocks(sm_mhz=1980), None, Clocks(sm_mhz=1755)]

@@ -26,6 +26,7 @@ from tests.builders import a_manifest, a_node, a_profile, a_qualification, a_too
 from tests.fake_backend import FakeBackend, Work, stage
 from tests.service import Service, a_service
 from tests.transport import client_of
+from tests.unit.test_pipeline_follow import every_second_upload_is_opened
 
 PROFILE = a_profile()
 
@@ -99,6 +100,15 @@ def test_a_build_here_is_pushed_and_live_once_a_worker_has_proven_it(
     reply = service.publish(claim, proof)
     [live] = service.call("resolve", namespace="default", name="mini", target="v1").bundles
     assert live.digest == reply.bundle
+
+
+def test_a_blob_that_is_held_when_its_upload_is_opened_is_waited_for(
+    client: RegistryClient, backend: FakeBackend, submission: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = every_second_upload_is_opened(client, monkeypatch)
+    here.build_to_push(client, submission)
+    assert len(backend.works) == 1
+    assert asked == [False, True] * 2, "the source, and the bundle"
 
 
 def test_its_key_is_that_of_a_build_on_a_worker(

@@ -16,6 +16,7 @@ from aot.runtime.fetch import Candidate, blobs_of
 from aot.schema.devices import CARDS, card_profile, is_of_catalogue
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest, encode_manifest
+from aot.schema.measured import Measured
 from aot.schema.names import Name
 from aot.schema.profile import Profile, device_profile_name
 from aot.schema.recipe import Mode, Recipe, Route
@@ -160,6 +161,11 @@ def test_whether_graphs_are_captured_is_asked_of_the_recipe_again() -> None:
     said = an_artifact(facts={"mode": "default", "cuda_graphs": "capture"})
     assert _facts(said, Recipe(mode=Mode.DEFAULT), A100) == {"mode": "default"}
     assert _facts(said, Recipe(mode=Mode.MAX_AUTOTUNE), A100) == said.facts
+
+
+def test_the_clocks_and_the_memory_of_the_first_card_are_nothing_of_the_others() -> None:
+    said = an_artifact(facts={"mode": "default", **{name: "{}" for name in Measured}})
+    assert _facts(said, Recipe(mode=Mode.DEFAULT), A100) == {"mode": "default"}
 
 
 def test_where_no_bundle_will_do_every_reason_is_told() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from aot.client import RegistryClient
 from aot.errors import BlobPending, BuildUnfinished, CompileStopped, NotARegistry, RegistryUnreachable
-from aot.pipeline import Question, fetch_source, follow_build, publish_bundle
+from aot.pipeline import Question, fetch_source, follow_build, pack_factory, publish_bundle, submit_spec
 from aot.pipeline import submit as submit_module
 from aot.schema.report import Phase
 from aot.schema.state import BuildState
@@ -18,6 +19,21 @@ from tests.builders import a_profile, a_spec
 from tests.fake_backend import a_packed_source, stage
 from tests.service import Service, a_service
 from tests.transport import client_of
+
+
+def every_second_upload_is_opened(client: RegistryClient, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The registry holds a blob whenever it is asked for the first time; returns what came of each question."""
+    monkeypatch.setattr("aot.pipeline.pending.PENDING_PAUSE", 0.01)
+    open_uploads, asked = client.open_uploads, []
+
+    def opened(*given: Any) -> Any:
+        asked.append(len(asked) % 2 == 1)
+        if not asked[-1]:
+            raise BlobPending("being moved to its place")
+        return open_uploads(*given)
+
+    monkeypatch.setattr(client, "open_uploads", opened)
+    return asked
 
 
 @pytest.fixture
@@ -130,7 +146,7 @@ def test_fetching_stops_in_the_middle_of_a_blob(service: Service, tmp_path: Path
 
 
 def test_publishing_stops_between_uploads(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aot.pipeline.publish.UPLOADS_AT_ONCE", 1)
+    monkeypatch.setattr("aot.pipeline.pending.UPLOADS_AT_ONCE", 1)
     claim = a_claim(service, tmp_path)
     staged = stage(_question(claim), tmp_path / "work")
     client = client_of(service, token=claim.token)
@@ -187,6 +203,25 @@ def test_an_upload_that_is_hashed_meanwhile_is_published(
 
     monkeypatch.setattr(client, "publish", published)
     assert publish_bundle(client, staged, build=claim.build).bundle == staged.digest
+
+
+def test_submitting_and_publishing_wait_for_a_blob_that_is_held(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitter = client_of(service)
+    asked = every_second_upload_is_opened(submitter, monkeypatch)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "model.py").write_text("def make(): ...\n")
+    packed = pack_factory(tree, "model:make", into=tmp_path / "packed")
+    spec = a_spec(source=packed.source)
+    assert submit_spec(submitter, spec, packed).created and asked == [False, True]
+    claim = service.claim("cpu-v3")
+    client = client_of(service, token=claim.token)
+    asked = every_second_upload_is_opened(client, monkeypatch)
+    staged = stage(_question(claim), tmp_path / "work")
+    assert publish_bundle(client, staged, build=claim.build).bundle == staged.digest
+    assert asked == [False, True]
 
 
 def _question(claim: Claim) -> Question:

@@ -22,6 +22,8 @@ from aot.qualify.verdict import (
 from aot.sandbox import ChildExit, CountedBy, ExitKind, ProcessCount, Program, SandboxKind
 from aot.schema.artifact import Winner
 from aot.schema.codec import encode
+from aot.schema.environment import Clocks
+from aot.schema.measured import Measured, clocks_of, memory_of, write_clocks, write_memory
 from tests.builders import a_profile, a_speed, an_artifact, an_elf
 
 TORCH = "2.13.0+cpu"
@@ -301,6 +303,21 @@ def test_speeds_and_winner_are_recorded_with_their_artifact() -> None:
     one, two = with_speeds((an_artifact(speeds=()), an_artifact(speeds=())), claim)
     assert (one.speeds, one.winner) == ((), Winner.COMPILED)
     assert (two.speeds, two.winner) == ((slow,), Winner.EAGER)
+
+
+def test_clocks_and_memory_of_this_proof_take_the_place_of_an_earlier_ones() -> None:
+    clocks = Clocks(sm_mhz=1980)
+    claims = (
+        SpeedClaim(artifacts=(0,), speed=a_speed(point={"batch": 4}), clocks=clocks, graph_memory_bytes=5),
+        SpeedClaim(artifacts=(0,), speed=a_speed(point={"batch": 8})),
+    )
+    earlier = {"march": "x", **write_clocks(Measured.PROOF, {"": clocks}), **write_memory({"": 9})}
+    compiled = write_clocks(Measured.COMPILED, {"": clocks})
+    one, two = with_speeds((an_artifact(facts=earlier | compiled), an_artifact(facts=earlier)), Claim(speeds=claims))
+    assert clocks_of(one, Measured.PROOF) == {"batch 4": clocks}
+    assert memory_of(one) == {"batch 4": 5}
+    assert clocks_of(one, Measured.COMPILED) == {"": clocks} and one.facts["march"] == "x"
+    assert two.facts == {"march": "x"}
 
 
 def test_a_speed_that_cannot_be_is_refused() -> None:

@@ -7,6 +7,7 @@ from aot.qualify.numerics import withheld
 from aot.qualify.points import describe_point
 from aot.qualify.winner import latency_of, speed_of, winner_of, winner_over
 from aot.schema.artifact import Latency, Speed, Winner
+from aot.schema.environment import Clocks
 
 
 def steady(p50_us: float, spread: float = 0.01) -> Latency:
@@ -81,9 +82,10 @@ def test_a_coverage_runs_as_graphs_only_where_graphs_win_at_every_point() -> Non
 
 
 def test_a_graph_is_withheld_from_points_whose_replay_nobody_compared() -> None:
-    speeds = [SpeedClaim(artifacts=(0,), speed=a_speed(100, 80, 50))]
+    speeds = [SpeedClaim(artifacts=(0,), speed=a_speed(100, 80, 50), graph_memory_bytes=5, clocks=Clocks(sm_mhz=1))]
     (kept,) = withheld(speeds, {((0,), describe_point({}))})
-    assert kept.speed.winner is Winner.GRAPHS
+    assert kept.speed.winner is Winner.GRAPHS and kept.graph_memory_bytes == 5
     for replayed in (set(), {((1,), describe_point({}))}):
         (lost,) = withheld(speeds, replayed)
         assert (lost.speed.winner, lost.speed.graphs) == (Winner.COMPILED, None)
+        assert (lost.graph_memory_bytes, lost.clocks) == (0, Clocks(sm_mhz=1))

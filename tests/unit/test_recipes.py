@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from aot.environment.cards import card_variables
 from aot.errors import InvalidSpec
 from aot.recipes import ALLOWED, BUILT_ROUTES, check_recipe, reason_against
 from aot.recipes.check import RESERVED_VARIABLES
 from aot.recipes.options import REFUSED, is_known
+from aot.schema.card_variables import CARD_VARIABLES
 from aot.schema.recipe import Purpose, Recipe, Regions, Route
 
 AOT = Path(__file__).parents[2] / "aot"
@@ -97,6 +99,13 @@ def texts_of(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value
+
+
+def test_what_names_a_workers_cards_is_reserved() -> None:
+    assert {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} <= set(
+        RESERVED_VARIABLES
+    )
+    assert set(card_variables(dict.fromkeys(RESERVED_VARIABLES, "1"))) == set(CARD_VARIABLES)
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_VARIABLES), "TORCHINDUCTOR_FREEZING", "AOT_TOKEN", "LD_AUDIT"])

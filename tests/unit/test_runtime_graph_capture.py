@@ -236,7 +236,7 @@ def test_a_size_that_fails_in_its_capture_spoils_neither_its_call_nor_other_size
     card: Card, error: Exception, ends_badly: bool
 ) -> None:
     graphed = captured(a_graphed(card), 3)
-    before = graphed.space.pool
+    before, state = graphed.space.pool, card.generator.state
     card.ends_badly, graphed._single.fails = ends_badly, error  # type: ignore[attr-defined]
     graphed.run((torch.ones(7, 4),))
     assert graphed.run((torch.ones(7, 4),))[0] == "plain"
@@ -244,6 +244,8 @@ def test_a_size_that_fails_in_its_capture_spoils_neither_its_call_nor_other_size
     assert card.generator.state == {"capturing": False, "given": 7}  # or no random number could be drawn any more
     if ends_badly:
         assert card.users[before] == 1  # the good graph's own
+    # Graphs share one pool, and the random numbers of those before, for as long as nothing is wrong with them.
+    assert (graphed.space.pool == before, card.generator.state is state) == (not ends_badly, not ends_badly)
     card.ends_badly, graphed._single.fails = False, None  # type: ignore[attr-defined]
     captured(graphed, 9)
     reports = {report.sizes[0][0]: report.reason for report in graphed.reports()}
@@ -258,6 +260,22 @@ def test_a_capture_whose_end_alone_fails_is_undone_as_well(card: Card) -> None:
     assert card.recording == set() and card.users[0, 1] == 0
     card.ends_badly = False
     assert captured(graphed, 4).reports()[0].reason == ""
+
+
+def test_a_graph_that_fails_when_its_capture_has_ended_leaves_the_pool_to_the_others(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphed = captured(a_graphed(card), 3)
+    end, before = torch.cuda.CUDAGraph.capture_end, graphed.space.pool
+
+    def end_without_memory(graph: Any) -> None:
+        end(graph)
+        raise RuntimeError("CUDA error: out of memory")  # of cudaGraphInstantiate
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end_without_memory)
+    captured(graphed, 4)
+    assert [report.reason for report in graphed.reports()] == ["", "not captured: CUDA error: out of memory"]
+    assert (graphed.space.pool, card.users[before]) == (before, 2) and card.recording == set()
 
 
 def test_an_interrupted_capture_is_undone_and_the_interrupt_passed_on(card: Card) -> None:
@@ -313,6 +331,54 @@ def test_sizes_are_captured_ahead_and_what_was_written_meanwhile_is_taken_back(c
     assert model(torch.full((3, 4), 2.0)).tolist() == [[4.0] * 4] * 3
     assert model.module.calls.item() == 1
     assert model.graphs == reports  # the first request of its size was replayed
+
+
+class Region(torch.nn.Module):
+    """One that counts its calls in a buffer, compiled or eagerly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
+class Regions(torch.nn.Module):
+    """`graphed` and `plain` are compiled, `eager` is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphed, self.plain, self.eager = torch.nn.Identity(), Region(), Region()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.eager(self.plain(self.graphed(x)))
+
+
+def test_ahead_what_other_regions_and_eager_parts_write_is_taken_back_as_well(card: Card) -> None:
+    module, counters = Regions(), Counters()
+    program, call = (
+        Doubling(card),
+        SimpleNamespace(flatten=lambda args, kwargs: list(args), unflatten=lambda one: one[0]),
+    )
+    graphed = Graphed(program, program, GraphSpace("cpu"), {})  # type: ignore[arg-type]
+    plain = SimpleNamespace(run=lambda tensors: (module.plain.calls.add_(1), tensors[0])[1:])
+
+    def unit(name: str, variant: Variant) -> Unit:
+        bound = Bound(forms=(Form(call, (variant,)),))  # type: ignore[arg-type]
+        return Unit(name, getattr(module, name), lambda: bound, counters)
+
+    units = (
+        unit("graphed", Variant("", lambda tensors: None, program, lambda tensors: Winner.GRAPHS, False, graphed)),  # type: ignore[arg-type]
+        unit("plain", Variant("", lambda tensors: None, plain, None, True)),  # type: ignore[arg-type]
+    )
+    model = CompiledModel(module, units, fallback=Fallback.RAISE, counters=counters)
+    (report,) = model.capture_graphs([(torch.ones(3, 4),)])["graphed"]
+    assert report.reason == "" and model.counters["compiled"] == 4
+    assert [one.item() for one in module.buffers()] == [0, 0]
+    model(torch.ones(3, 4))
+    assert [one.item() for one in module.buffers()] == [1, 1]
 
 
 def test_what_fails_ahead_leaves_the_buffers_as_they_were(card: Card) -> None:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from aot.errors import LoadFailed, RunFailed
 from aot.runtime.bind import Binder, _may_be_graphed
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.graphs import GraphReport, _replay, owner_of
-from aot.runtime.unit import Form, Miss, Unit, Variant
+from aot.runtime.unit import Bound, Form, Miss, Unit, Variant
 from aot.runtime.winner import GRAPHS_FACT
 from aot.schema.artifact import TensorMeta, Winner
 from aot.schema.guard import InputGuard
@@ -22,10 +23,9 @@ class Way:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.enabled = True
 
     def run(self, tensors: Any) -> Any:
-        return self.name if self.enabled else "plain"
+        return self.name
 
     def reports(self) -> tuple[GraphReport, ...]:
         return (GraphReport(((4, 4),), memory_bytes=1 << 20), GraphReport(((8, 4),), reason="not captured: no"))
@@ -69,6 +69,41 @@ def test_a_model_tells_what_was_captured_and_what_was_refused() -> None:
     assert unit.call((), {}) == "graphs"
     plain = CompiledModel(SimpleNamespace(), (a_unit(None, None),), fallback=Fallback.EAGER)  # type: ignore[arg-type]
     assert plain.graphs == {}
+
+
+def a_graphed_model() -> tuple[CompiledModel, Unit]:
+    unit = a_unit(lambda tensors: Winner.GRAPHS, Way("graphs"))
+    return CompiledModel(SimpleNamespace(), (unit,), fallback=Fallback.EAGER), unit  # type: ignore[arg-type]
+
+
+def test_what_is_bound_anew_within_a_block_without_graphs_has_none_either() -> None:
+    unit = a_unit(lambda tensors: Winner.GRAPHS, None)
+    made: list[Way] = []
+
+    def bind() -> Bound:
+        made.append(Way("graphs"))
+        (form,) = unit._bound.forms
+        return Bound(forms=(Form(form.call, (msgspec.structs.replace(form.variants[0], graphs=made[-1]),)),))
+
+    unit._bind = bind
+    model = CompiledModel(SimpleNamespace(), (unit,), fallback=Fallback.EAGER)  # type: ignore[arg-type]
+    with model.without_graphs():
+        model.rebind()
+        assert len(made) == 1 and unit.call((), {}) == "plain"
+    assert unit.call((), {}) == "graphs"
+
+
+def test_a_block_without_graphs_outlasts_those_that_end_within_it() -> None:
+    model, unit = a_graphed_model()
+    with model.without_graphs():
+        with model.without_graphs():
+            pass
+        assert unit.call((), {}) == "plain"
+        other = model.without_graphs()  # of another thread, say, that ends after this one
+        other.__enter__()
+    assert unit.call((), {}) == "plain"
+    other.__exit__(None, None, None)
+    assert unit.call((), {}) == "graphs"
 
 
 class Opener:

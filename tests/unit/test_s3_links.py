@@ -162,6 +162,21 @@ def test_credentials_that_refresh_sign_no_link_after_their_end() -> None:
     assert made == ["KEY0", "KEY1", "KEY2"]
 
 
+@pytest.mark.parametrize(("life", "wanted"), [(timedelta(minutes=16), 16 * 60), (timedelta(hours=2), 3600)])
+def test_no_link_outlives_the_credentials_that_sign_it(life: timedelta, wanted: int) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def metadata() -> dict[str, str]:
+        return {"access_key": "K", "secret_key": "s", "token": "t", "expiry_time": (now + life).isoformat()}
+
+    credentials = RefreshableCredentials.create_from_metadata(metadata(), metadata, "test")
+    credentials._time_fetcher = lambda: now
+    store = a_store(credentials)
+    blob = Blob(digest=DIGESTS[0], size_bytes=1)
+    for link in (store.download_link(blob, expires_in=HOUR), store.upload_link(blob, expires_in=HOUR)):
+        assert parse_qs(urlsplit(link.url).query)["X-Amz-Expires"] == [str(wanted)]
+
+
 def test_credentials_that_changed_between_leave_no_pattern() -> None:
     """The client signs with the next ones already."""
     store = a_store(Credentials("new", "new"))

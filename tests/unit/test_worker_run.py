@@ -1,5 +1,6 @@
 """`run_build` against the real application: every way in which an attempt can end."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from aot.bundle import read_bundle
+from aot.client.refusals import through
 from aot.errors import (
     AotError,
     BackendFailed,
@@ -28,10 +30,12 @@ from aot.errors import (
     TagMoved,
 )
 from aot.pipeline import publish_bundle
+from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
 from aot.schema.names import Name, Reference, Tag
 from aot.schema.report import Qualification
 from aot.schema.state import BuildState, BundleState
+from aot.schema.wire.blobs import Link
 from aot.schema.wire.builds import BuildView, CancelRequest, SubmitReply
 from aot.schema.wire.workers import Scope
 from tests.builders import a_manifest, a_profile, a_qualification, a_readable_artifact, a_spec, altered, host_guards
@@ -90,6 +94,14 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
         spec = a_spec(source=a_packed_source(tmp_path / "source"))
         build = service.submit(spec, tags=(Tag("latest"),)).build.id
         yield Stand(service, bench, client.transport, backend, build, spec)
+
+
+def of_link(error: AotError) -> AotError:
+    """The same as the client raises it where a link led to it."""
+    link = Link(digest=Digest.of(b"source"), size_bytes=6, url="http://store/source", method="GET")
+    with contextlib.suppress(type(error)), through(link):
+        raise error
+    return error
 
 
 def fail_with(error: BaseException) -> Callable[[Work], None]:
@@ -174,7 +186,7 @@ def test_a_source_that_comes_damaged_or_is_refused_is_fetched_again_by_another_a
     stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: type[AotError]
 ) -> None:
     def damaged(*_: Any, **__: Any) -> None:
-        raise kind("wanted bytes of one digest, found another")
+        raise of_link(kind("wanted bytes of one digest, found another"))
 
     with monkeypatch.context() as broken:
         broken.setattr("worker.run.fetch_source", damaged)
@@ -198,7 +210,7 @@ def test_what_a_union_is_joined_with_comes_damaged_and_is_fetched_again_by_anoth
         stand.run()
         pushed = a_manifest(altered(stand.spec, name=Name("pushed")), artifacts=(a_readable_artifact(),))
         build = stand.service.push(pushed).build
-    monkeypatch.setattr(f"worker.run.{step}", raises(kind("wanted bytes of one digest, found another")))
+    monkeypatch.setattr(f"worker.run.{step}", raises(of_link(kind("wanted bytes of one digest, found another"))))
     monkeypatch.setattr("worker.run.publish_bundle", raises(TagMoved("the tag stands for another")))
     assert stand.run() is Ended.RELEASED
     view = stand.service.call("get_build", build=build)

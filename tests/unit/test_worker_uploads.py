@@ -1,15 +1,18 @@
 """What a finished build goes through on its way up: damaged uploads are sent again, and fail no build."""
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from aot.errors import AotError, BlobMissing, DigestMismatch, SizeMismatch
+from aot.errors import AotError, BlobMissing, DigestMismatch, Forbidden, InvalidConfig, SizeMismatch
 from aot.pipeline import publish_bundle
+from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.state import BuildState
+from aot.schema.wire.errors import ErrorBody
 from tests.builders import a_profile
 from tests.simulator import SimulatedReply
 from tests.unit import test_worker_run
@@ -125,5 +128,63 @@ def test_a_clock_that_is_off_gives_the_build_back_and_is_named(
         assert stand.run() is Ended.RELEASED
     assert stand.view().state is BuildState.QUEUED
     assert "403 RequestTimeTooSkewed: The difference is too large" in stand.view().waiting
+    next_turn(stand)
+    assert stand.run() is Ended.PUBLISHED
+
+
+def answering(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, method: str, where: str, reply: Callable[[], SimulatedReply]
+) -> None:
+    """Every such request is answered with this; what arrives late is not waited for."""
+    monkeypatch.setattr("worker.attempt.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("worker.attempt.PAUSE_SECONDS", 0.02)
+    send = stand.transport.send
+
+    def answer(asked: str, url: str, **options: Any) -> Any:
+        return reply() if asked == method and where in url else send(asked, url, **options)
+
+    monkeypatch.setattr(stand.transport, "send", answer)
+
+
+def of_registry(status: int, error: AotError) -> Callable[[], SimulatedReply]:
+    return lambda: SimulatedReply(status, encode(ErrorBody.of(error)), {"content-type": "application/json"})
+
+
+@pytest.mark.parametrize(
+    ("method", "where"), [("POST", "/v1/uploads"), ("PUT", "/blobs/"), ("POST", "/publish"), ("GET", "/blobs/")]
+)
+def test_a_store_that_refuses_the_registry_gives_the_build_back(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, method: str, where: str
+) -> None:
+    refused = InvalidConfig("could not look for it in bucket b: 403", hint="see the rights")
+    with monkeypatch.context() as off:
+        answering(stand, off, method, where, of_registry(500, refused))
+        assert stand.run() is Ended.RELEASED
+    assert (stand.view().state, "in bucket b: 403" in stand.view().waiting) == (BuildState.QUEUED, True)
+    next_turn(stand)
+    assert stand.run() is Ended.PUBLISHED
+
+
+@pytest.mark.parametrize("where", ["/v1/uploads", "/publish"])
+def test_what_the_registry_itself_forbids_ends_the_build(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A link's refusal passes with the next link. This one would come again for ever."""
+    answering(stand, monkeypatch, "POST", where, of_registry(403, Forbidden("not for this namespace")))
+    assert stand.run() is Ended.FAILED
+    error = stand.view().error
+    assert error is not None and (error.code, error.message) == ("forbidden", "not for this namespace")
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "IncompleteBody", "NeverHeardOf"])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_link_that_is_refused_with_400_gives_the_build_back(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, method: str, code: str
+) -> None:
+    body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+    with monkeypatch.context() as off:
+        answering(stand, off, method, "/blobs/", lambda: SimulatedReply(400, body, {"content-type": "application/xml"}))
+        assert stand.run() is Ended.RELEASED
+    assert f"400 {code}: no" in stand.view().waiting
     next_turn(stand)
     assert stand.run() is Ended.PUBLISHED

@@ -25,6 +25,7 @@ from aot.runtime.fingerprint import code_in_fingerprint
 from aot.runtime.function import FUNCTION_FILE, LIBRARIES
 from aot.runtime.function_kernels import record_kernels
 from aot.schema.artifact import Kernel
+from aot.schema.environment import Clocks
 from aot.schema.guard import ProgramGuard
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class CompiledFunction:
     elsewhere: Mapping[str, int]  # guards that are held by something else, by kind and by what
     kernels: tuple[Kernel, ...]
     seconds: float
+    clocks: tuple[Clocks | None, ...] = ()  # of the kernels, when they had been tuned
 
     @property
     def libraries(self) -> tuple[Path, ...]:
@@ -92,6 +94,7 @@ def compile_function(
         guards=guards.describe(conditions),
         elsewhere=dict(guards.elsewhere),
         kernels=tuple(tuning.kernels),
+        clocks=tuple(tuning.clocks),
         seconds=time.monotonic() - started,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from aot.compile.artifacts import PhaseLog, file_of, toolchain_facts
+from aot.compile.clocks import clock_facts
 from aot.compile.constants import describe_parameters
 from aot.compile.export import run_eagerly
 from aot.compile.function.compile import CompiledFunction, compile_function, refuse_local_classes
@@ -124,6 +125,7 @@ class FunctionMaker:
         profile, recipe = self._job.profile, self._job.recipe
         facts = route_facts(recipe, profile, self._settings, self._isa)
         facts |= {f"guards: {held}": str(count) for held, count in sorted(function.elsewhere.items())}
+        facts |= clock_facts(profile, function.clocks)
         guards = program_guards(observe_process(), recipe, profile, settings=self._settings, multiplies=True)
         return Artifact(
             region="",

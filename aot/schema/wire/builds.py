@@ -129,6 +129,10 @@ class FailRequest(Document, kw_only=True):
     report: CompileReport | None = None
 
 
+# The `reason` of a release that says nothing of the build.
+SHUTTING_DOWN = "the worker is shutting down"
+
+
 class ReleaseRequest(Document, kw_only=True):
     """Give the build back to the queue: the worker shuts down or cannot build it here."""
 

@@ -1,0 +1,70 @@
+"""Facts of an artifact that say under which conditions its times were measured: a card's clocks, its graphs' memory.
+
+They are texts among the artifact's facts, and no fields: every client and registry reads an artifact that has facts,
+and none reads one with a field that it does not know. Each is a JSON object; what it holds beyond what is known here,
+and one that is of another form, is passed over.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from aot.schema.artifact import Artifact
+from aot.schema.codec import encode
+from aot.schema.environment import Clocks
+
+
+class Measured(StrEnum):
+    """Names of the facts. `memory` is in bytes: what the card held for all graphs that were captured by then."""
+
+    TUNING = "clocks:tuning"  # by the number of a kernel in `Artifact.kernels`: when its candidates had been measured
+    COMPILED = "clocks:compiled"  # by "": when the artifact had been compiled
+    PROOF = "clocks:proof"  # by point (`spell_point`): when its calls had been measured
+    MEMORY = "graphs:memory_bytes"  # by point
+
+
+OF_PROOF = (Measured.PROOF, Measured.MEMORY)
+
+
+def spell_point(point: Mapping[str, int]) -> str:
+    """Return "batch 4, seq 512", by name; "" of a coverage without dimensions."""
+    return ", ".join(f"{name} {size}" for name, size in sorted(point.items()))
+
+
+def write_clocks(name: Measured, found: Mapping[str, Clocks | None]) -> dict[str, str]:
+    """Return the fact; none where nobody told the clocks."""
+    told = {key: clocks for key, clocks in found.items() if clocks is not None}
+    return {name: encode(told).decode()} if told else {}
+
+
+def write_memory(found: Mapping[str, int]) -> dict[str, str]:
+    """Return the fact; none where no graph was held."""
+    held = {key: count for key, count in found.items() if count}
+    return {Measured.MEMORY: encode(held).decode()} if held else {}
+
+
+def clocks_of(artifact: Artifact, name: Measured) -> dict[str, Clocks]:
+    return {key: _clocks(value) for key, value in _read(artifact, name).items() if isinstance(value, dict)}
+
+
+def memory_of(artifact: Artifact) -> dict[str, int]:
+    return {key: value for key, value in _read(artifact, Measured.MEMORY).items() if type(value) is int}
+
+
+def without_measured(facts: Mapping[str, str]) -> dict[str, str]:
+    """The facts that hold of an artifact that has not been measured."""
+    names = set(Measured)
+    return {name: text for name, text in facts.items() if name not in names}
+
+
+def _read(artifact: Artifact, name: Measured) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(artifact.facts.get(name, "{}"), type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def _clocks(value: dict[str, Any]) -> Clocks:
+    return Clocks(**{name: value[name] for name in Clocks.__struct_fields__ if type(value.get(name)) is int})
