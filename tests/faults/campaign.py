@@ -23,6 +23,9 @@ from tests.faults.schedule import FAKE, Fault, Pace, Strike, make_schedule
 from tests.faults.stacks import STACKS, STORE_MODES
 
 
+BRING_AGAIN = "submit it again"  # registry/services/unreadable.py
+
+
 @dataclass
 class Campaign:
     """Everything that runs, on one of STACKS.
@@ -172,14 +175,21 @@ class Campaign:
         clock.unlink(missing_ok=True)
 
     def _drain(self) -> None:
-        """Wait until every accepted build has ended, as long as one ends in time after the last."""
+        """Wait until every accepted build has ended, as long as one ends in time after the last.
+
+        Of a build whose source the store has lost, whoever submitted it is told to bring it again, and does.
+        """
         begun = last_end = time.monotonic()
         left = set(self.accepted.builds)
         while left and time.monotonic() - last_end < self.pace.drain:
             for build in sorted(left):
                 with contextlib.suppress(AotError):
-                    if self.fleet.client(0).get_build(build).state.finished:
+                    view = self.fleet.client(0).get_build(build)
+                    if view.state.finished:
                         left.discard(build)
                         last_end = time.monotonic()
+                    elif BRING_AGAIN in view.waiting:
+                        self.accepted.again[build]()
+                        self.ledger.saw("submitter: brought a source again")
             time.sleep(0.3)
         self.ledger.saw("campaign: seconds of draining", round(time.monotonic() - begun))
