@@ -22,7 +22,6 @@ from tests.faults.ledger import Ledger
 from tests.faults.schedule import FAKE, Fault, Pace, Strike, make_schedule
 from tests.faults.stacks import STACKS, STORE_MODES
 
-
 BRING_AGAIN = "submit it again"  # registry/services/unreadable.py
 
 
