@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from aot.errors import AotError, InvalidInput, RunFailed
-from aot.runtime.collection import no_collection
 from aot.runtime.container import Container
 
 if TYPE_CHECKING:
@@ -208,6 +207,8 @@ class _Graph:
 
     def __init__(self, container: Container, space: GraphSpace, tensors: Sequence["Tensor"]) -> None:
         import torch
+
+        from aot.runtime.collection import no_collection  # most pods have no card
 
         self._space = space
         before = space.pool_bytes()

