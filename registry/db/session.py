@@ -179,15 +179,18 @@ def translated() -> Iterator[None]:
 def hold_turn(connection: Connection, name: str) -> None:
     """Wait until nobody else is at `name`; the turn ends with the transaction. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(zlib.crc32(f"aot-registry {name}".encode()))))
+        connection.execute(select(func.pg_advisory_xact_lock(_turn_key(name))))
 
 
 def try_turn(connection: Connection, name: str) -> bool:
     """Whether nobody else is at `name`; then the turn is this transaction's, as `hold_turn` gives it."""
     if connection.dialect.name != "postgresql":
         return True
-    key = zlib.crc32(f"aot-registry {name}".encode())
-    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(key))))
+    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(_turn_key(name)))))
+
+
+def _turn_key(name: str) -> int:
+    return zlib.crc32(f"aot-registry {name}".encode())
 
 
 def add_all_if_absent(

@@ -42,7 +42,7 @@ log = structlog.get_logger()
 def turn(digest: Digest, sessions: Sessions) -> Iterator[None]:
     """Wait until nobody else works on the bytes of this blob. Raises StorageUnavailable where that takes too long."""
     if not sessions.shared:
-        with _TURNS[int(digest.hex[:2], 16) % len(_TURNS)]:
+        with _turn_here(digest):
             yield
         return
     with sessions.transaction() as session:
@@ -55,7 +55,7 @@ def turn(digest: Digest, sessions: Sessions) -> Iterator[None]:
 def _free_turn(digest: Digest, sessions: Sessions) -> Iterator[bool]:
     """The turn if nobody has it, without waiting; False where somebody is at work."""
     if not sessions.shared:
-        lock = _TURNS[int(digest.hex[:2], 16) % len(_TURNS)]
+        lock = _turn_here(digest)
         if not lock.acquire(blocking=False):
             yield False
             return
@@ -66,6 +66,10 @@ def _free_turn(digest: Digest, sessions: Sessions) -> Iterator[bool]:
         return
     with sessions.transaction() as session:
         yield try_turn(session.connection(), _name(digest))
+
+
+def _turn_here(digest: Digest) -> threading.Lock:
+    return _TURNS[int(digest.hex[:2], 16) % len(_TURNS)]
 
 
 def _name(digest: Digest) -> str:
