@@ -1,5 +1,6 @@
 """Children for the sandbox tests: short Python programs, with and without isolation."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from aot.sandbox import Bubblewrap, ChildExit, Limits, NoSandbox, SandboxKind, find_sandbox, run_child
+from aot.sandbox.tree import Entry, find_descendants
 
 MIB = 1024 * 1024
 EACH_KIND = pytest.mark.parametrize("kind", list(SandboxKind))
@@ -49,6 +51,15 @@ def find_processes(word: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def find_children() -> dict[int, Entry]:
+    """The children of this process by pid, ended ones too.
+
+    Other tests of the process have some as well (servers that a session shares): compare with those of before.
+    """
+    me = os.getpid()
+    return {entry.pid: entry for entry in find_descendants(me) if entry.parent == me}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

@@ -9,9 +9,8 @@ import pytest
 from aot.cache.trees import remove_tree
 from aot.errors import InvalidInput
 from aot.sandbox import Bind, BindMode, ChildExit, ExitKind, SandboxKind, run_child
-from aot.sandbox.tree import find_descendants
 from aot.sandbox.usage import UNCOUNTABLE_BYTES, read_disk_bytes
-from tests.sandbox_children import EACH_KIND, MIB, open_sandbox, run_python, some_limits
+from tests.sandbox_children import EACH_KIND, MIB, find_children, open_sandbox, run_python, some_limits
 
 EXAMPLE = ChildExit(
     kind=ExitKind.EXITED,
@@ -134,10 +133,10 @@ def test_a_gigabyte_of_output_is_cut_and_its_tail_kept(kind: SandboxKind, tmp_pa
 
 def test_memory_of_parent_and_supervisor_stays_flat_under_output() -> None:
     peaks: list[int] = []
-    me = os.getpid()
+    before = find_children()
 
     def watch() -> None:
-        peaks.extend(entry.rss_bytes for entry in find_descendants(me) if entry.parent == me)
+        peaks.extend(entry.rss_bytes for pid, entry in find_children().items() if pid not in before)
 
     code = "import os\nfor _ in range(1 << 13): os.write(1, b'x' * 65536)"
     end = run_python(code, kind=SandboxKind.PROCESS, limits=some_limits(output_bytes=1 << 30), should_stop=watch)

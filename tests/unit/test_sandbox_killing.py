@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from aot.sandbox import ExitKind, SandboxKind
-from aot.sandbox.tree import find_descendants
-from tests.sandbox_children import EACH_KIND, find_processes, open_sandbox, run_python, some_limits, wait_until
+from tests.sandbox_children import (
+    EACH_KIND,
+    find_children,
+    find_processes,
+    open_sandbox,
+    run_python,
+    some_limits,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[2]
 # A daemon as daemons are made: another session, no parent, every descriptor closed.
@@ -89,11 +96,12 @@ def test_what_a_callback_raises_ends_the_child_and_is_raised(kind: SandboxKind, 
 
 
 def test_a_killed_supervisor_is_a_lost_child(word: str) -> None:
+    before = find_children()
+
     def kill_supervisor() -> str | None:
         if find_processes(word):
-            for entry in find_descendants(os.getpid()):
-                if entry.parent == os.getpid():
-                    os.kill(entry.pid, signal.SIGKILL)
+            for pid in find_children().keys() - before:
+                os.kill(pid, signal.SIGKILL)
         return None
 
     code = "import time; time.sleep(60)"
@@ -125,8 +133,8 @@ def test_ignored_and_blocked_signals_of_the_parent_are_not_inherited() -> None:
 
 def test_no_descriptor_and_no_process_is_left_behind() -> None:
     run_python("pass", kind=SandboxKind.PROCESS, on_event=lambda _: None)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before, children = sorted(os.listdir("/proc/self/fd")), find_children()
     for _ in range(3):
         run_python("pass", kind=SandboxKind.PROCESS, on_event=lambda _: None)
     assert sorted(os.listdir("/proc/self/fd")) == before
-    assert [entry for entry in find_descendants(os.getpid()) if entry.parent == os.getpid()] == []
+    assert find_children().keys() - children == set()
