@@ -10,6 +10,7 @@ from litestar.params import SkipValidation
 from aot.schema.text import Text
 from registry.api import auth, blobs, builds, bundles, claims, errors, fleet, health, kernels
 from registry.api.index import index
+from registry.api.metrics import metrics
 from registry.api.openapi import WireSchemas, describe_wire_types, openapi_config
 from registry.deps import Deps, build_deps
 from registry.services.tokens import Principal
@@ -35,7 +36,7 @@ def create_app(settings: Settings) -> Litestar:
 def create_app_from(deps: Deps) -> Litestar:
     """The application over a given object graph, whose database must be migrated."""
     app = Litestar(
-        [index, *ROUTES, *link_routes(deps.store)],
+        [index, metrics, *ROUTES, *link_routes(deps.store)],
         dependencies={
             "deps": Provide(lambda: deps, sync_to_thread=False),
             "caller": Provide(caller_of, sync_to_thread=False),

@@ -15,6 +15,7 @@ PAGE = """<!doctype html>
 <p>Compiled PyTorch models: proven, signed, fetched at pod start.
 <p>Every endpoint needs a bearer token; the service writes the first one into its data directory.
 The API as a <a href="/schema/openapi.json">document</a> and as a <a href="/schema">page</a>.
+Prometheus reads <code>/metrics</code>, with a token of the scope read for all namespaces.
 <table>
 <tr><th>Endpoint<th>Method<th>Path<th>Scope
 {rows}

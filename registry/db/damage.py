@@ -53,6 +53,11 @@ def damages_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, str]
     return {digest: damage for digest, damage in rows if damage is not None}
 
 
+def count_damaged(session: Session) -> int:
+    """How many bundles have bytes that cannot be had: read from `ix_bundles_damaged`, in which are no others."""
+    return session.scalar(select(func.count()).select_from(BundleRow).where(BundleRow.damage.is_not(None))) or 0
+
+
 def lacking_of(bundles: Iterable[Digest], session: Session) -> dict[Digest, Digest]:
     """Of each of these bundles one blob that cannot be read; whole ones are absent."""
     query = (

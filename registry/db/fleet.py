@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.names import Name
@@ -61,6 +62,27 @@ def live_profiles(session: Session, *, seen_since: datetime) -> dict[Name, int]:
     ):
         counts[profile] = counts.get(profile, 0) + 1
     return counts
+
+
+class PresenceRow(NamedTuple):
+    """A profile's live workers, and when the last one of it was seen; None where none ever was."""
+
+    profile: Name
+    live: int
+    seen_at: datetime | None
+
+
+def presence(session: Session, *, seen_since: datetime) -> Sequence[PresenceRow]:
+    """One row for every profile, by name. A worker counts for each that it is."""
+    live = func.count().filter(WorkerRow.seen_at >= seen_since)
+    rows = session.execute(
+        select(ProfileRow.name, live, func.max(WorkerRow.seen_at))
+        .outerjoin(WorkerProfileRow, WorkerProfileRow.profile == ProfileRow.name)
+        .outerjoin(WorkerRow, WorkerRow.name == WorkerProfileRow.worker)
+        .group_by(ProfileRow.name)
+        .order_by(ProfileRow.name)
+    )
+    return [PresenceRow(*row) for row in rows]
 
 
 def live_workers(session: Session, *, seen_since: datetime) -> Sequence[tuple[Name, Name]]:

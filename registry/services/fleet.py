@@ -1,6 +1,5 @@
 """Workers and the profiles that they are."""
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -10,6 +9,7 @@ from aot.errors import Conflict, InvalidProfile
 from aot.keys import queue_for
 from aot.schema.names import Name
 from aot.schema.profile import Profile
+from aot.schema.state import BuildState
 from aot.schema.wire.workers import (
     ProfileListing,
     RegisterReply,
@@ -84,10 +84,11 @@ def list_workers(*, by: Principal, live_since: datetime, session: Session) -> Wo
 
 def list_profiles(*, live_since: datetime, now: datetime, session: Session) -> ProfileListing:
     live = rows.live_profiles(session, seen_since=live_since)
-    running: Counter[Name] = Counter()
-    for (_, profile), count in queue.running_counts(session).items():
-        running[profile] += count
-    builds = {"queued": build_rows.queued_by_profile(session), "running": running}
+    counts = queue.live_by_profile(session)
+    builds = {
+        str(state): {row.profile: row.builds for row in counts if row.state is state}
+        for state in (BuildState.QUEUED, BuildState.RUNNING)
+    }
     return ProfileListing(profiles=tuple(profiles.list_views(live=live, **builds, now=now, session=session)))
 
 

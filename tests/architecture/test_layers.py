@@ -47,7 +47,18 @@ REGISTRY_MAY_IMPORT = LAYERS[0] | {"aot.trust", "aot.facts", "aot.bundle", "aot.
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 STANDARD_OR_MSGSPEC = {"msgspec"}
-SERVER_LIBRARIES = {"litestar", "sqlalchemy", "boto3", "botocore", "celery", "kombu", "alembic", "uvicorn", "jinja2"}
+SERVER_LIBRARIES = {
+    "litestar",
+    "sqlalchemy",
+    "boto3",
+    "botocore",
+    "celery",
+    "kombu",
+    "alembic",
+    "uvicorn",
+    "jinja2",
+    "prometheus_client",
+}
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -1,6 +1,7 @@
 """The Helm chart: linted and rendered by Helm's own engine, every object checked against Kubernetes' schemas.
 
-No cluster is asked. KEDA's two kinds are not in those schemas: what is checked of them is said in their test.
+No cluster is asked. Kinds of KEDA and of the Prometheus operator are not in those schemas: what is checked of them is
+said in their tests.
 """
 
 import json
@@ -21,17 +22,19 @@ from aot.schema.endpoints import ENDPOINTS
 from aot.schema.names import Name
 from aot.schema.wire.workers import ProfileListing, ProfileView, Scope
 from aot.trust import SigningKey
+from registry.api.metrics import metrics
 from registry.settings import Settings as RegistrySettings
 from tests.builders import a_profile
 from worker.settings import Settings as WorkerSettings
 
 CHART = Path(__file__).parents[2] / "deploy/helm/aot-registry"
+FOREIGN = ("keda.sh/", "monitoring.coreos.com/")
 VALUE_SETS = ("minimal", "production", "gpu")
 # The oldest that Chart.yaml allows, and the newest whose schemas are known.
 KUBERNETES = ("1.33", kubernetes_validate.latest_version())
 OBJECTS = {
     "minimal": 6,  # migration, registry, service, disruption budget, account, sweeper
-    "production": 12,  # and an ingress, two policies, a worker, its scaler and that one's token
+    "production": 13,  # and an ingress, two policies, a monitor, a worker, its scaler and that one's token
     "gpu": 7,  # without an account, with two workers
 }
 
@@ -104,10 +107,10 @@ def test_helm_lint_finds_nothing(name: str) -> None:
 def test_every_object_is_what_kubernetes_takes(name: str, version: str) -> None:
     objects = render(values_of(name))
     assert len(objects) == OBJECTS[name]
-    known = [found for found in objects if not found["apiVersion"].startswith("keda.sh/")]
+    known = [found for found in objects if not found["apiVersion"].startswith(FOREIGN)]
     for found in known:
         kubernetes_validate.validate(found, version, strict=True)
-    assert len(objects) - len(known) == (2 if name == "production" else 0)
+    assert len(objects) - len(known) == (3 if name == "production" else 0)
 
 
 def test_the_schemas_refuse_a_misspelt_field() -> None:
@@ -127,6 +130,7 @@ def test_the_schemas_refuse_a_misspelt_field() -> None:
         {"image": {"repository": "aot-registry/server", "tag": "latest"}},
         {"settings": {"PATH": "/tmp"}},
         {"ingress": {"enabled": True, "host": "aot.example.com"}},
+        {"metrics": {"serviceMonitor": {"enabled": True, "token": {"value": "aot_secret"}}}},
         {"workers": [{"name": "a", "image": {"repository": "r"}}]},
         {
             "workers": [
@@ -147,6 +151,7 @@ def test_the_schemas_refuse_a_misspelt_field() -> None:
         "latest",
         "not-ours",
         "second-host",
+        "plain-token",
         "no-token",
         "scaled-without-profile",
     ],
@@ -325,6 +330,20 @@ def test_an_ingress_has_the_host_and_the_scheme_of_the_public_address(url: str, 
 
 def test_without_being_asked_there_is_no_ingress() -> None:
     assert "Ingress" not in {found["kind"] for found in render(values_of("minimal"))}
+
+
+def test_the_monitor_finds_the_service_and_reads_a_route_with_a_token_by_reference() -> None:
+    """Of the Prometheus operator's kind: labels, port and path are those of what is there, and Prometheus gets in."""
+    objects = render(values_of("production"))
+    monitor, service = one(objects, "ServiceMonitor", "aot"), one(objects, "Service", "aot")
+    assert is_part_of(service["metadata"]["labels"], monitor["spec"]["selector"]["matchLabels"])
+    assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], {endpoint["path"]}) == (service["spec"]["ports"][0]["name"], metrics.paths)
+    assert endpoint["authorization"] == {"credentials": {"name": "aot-metrics-token", "key": "token"}}
+    [rule] = one(objects, "NetworkPolicy", "aot")["spec"]["ingress"]
+    assert "monitoring" in str(rule["from"])
+    assert "ServiceMonitor" not in {found["kind"] for found in render(values_of("minimal"))}
 
 
 def test_the_scaler_reads_the_queue_where_the_registry_says_it() -> None:

@@ -87,8 +87,8 @@ def test_files_that_the_page_names_exist() -> None:
 
 
 def test_the_pod_example_is_yaml_and_pulls_with_options_that_exist() -> None:
-    [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
-    [init] = yaml.safe_load(text)["initContainers"]
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
+    [init] = next(block for block in blocks if "initContainers" in block)["initContainers"]
     from typer.main import get_command
 
     from aot.cli.app import create_app
