@@ -14,7 +14,7 @@
 | AOT_MAX_ATTEMPTS      | 3                            | so many lost leases end a build                               |
 | AOT_ATTEMPT_SECONDS   | 86400                        | the token of a claim works no longer than this                |
 | AOT_RESEND_SECONDS    | 60                           | a queued build is announced again after this                  |
-| AOT_LINK_SECONDS      | 3600                         | a link to a blob works for so long                            |
+| AOT_LINK_SECONDS      | 3600                         | a link to a blob works for so long; of a claim, for its bytes |
 | AOT_SEEN_SECONDS      | 30                           | workers register again so often; dead after three times that  |
 | AOT_MAX_BODY_BYTES    | 67108864                     | the largest request, manifests included                       |
 | AOT_NAMESPACE_BUILDS  | none                         | builds a namespace may run at once: `*=8,research=2`          |

@@ -184,6 +184,16 @@ def messages() -> dict[str, tuple[Any, Any]]:
                 reference=Reference("default/mini:latest"), bundle=BUNDLE, profile=Name("cpu-v3"), moved_at=AT
             ),
         ),
+        "untag": (
+            None,
+            bundles.UntagReply(
+                removed=(
+                    bundles.TagView(
+                        reference=Reference("default/mini:latest"), bundle=BUNDLE, profile=Name("cpu-v3"), moved_at=AT
+                    ),
+                )
+            ),
+        ),
         "withdraw": (bundles.WithdrawRequest(reason="wrong weights", replacement=digest), bundle_view),
         "list_kernels": (
             None,

@@ -13,6 +13,7 @@ from aot.cli.kernel_commands import add_kernels
 from aot.cli.kernel_search import add_kernel_search
 from aot.cli.megacache_commands import add_megacache
 from aot.cli.options import After, AsBundle, Guards, HostOption, Json, Limit, LockOption, StateOption, Tags, Weights
+from aot.cli.tag_commands import add_tags
 
 Directory = Annotated[Path, typer.Argument(help="A bundle's directory.")]
 
@@ -36,6 +37,7 @@ def create_app() -> typer.Typer:
         add_capture,
         add_megacache,
         _add_bundles,
+        add_tags,
         add_kernel_search,
         _add_directories,
         _add_pod,
@@ -145,16 +147,6 @@ def _add_bundles(app: typer.Typer) -> None:
         if not json:
             for line in builds.log_lines(client, what, most=None if whole_log else builds.LOG_LINES):
                 say(line)
-
-    @app.command()
-    def tag(reference: str, bundle: str, json: Json = False) -> None:
-        """Move a tag: `aot tag name:tag sha256:...`."""
-        from aot.cli import builds, bundles
-        from aot.cli.output import emit
-        from aot.schema.digest import Digest
-
-        view = builds.connected().tag(bundles.parse_tagged(reference), Digest.parse(bundle))
-        emit(view, [f"{view.reference} -> {view.bundle} ({view.profile})"], as_json=json)
 
     @app.command()
     def withdraw(

@@ -1,4 +1,4 @@
-"""`aot ls`, `show`, `tag`: bundles in the registry."""
+"""`aot ls`, `show`: bundles in the registry."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -59,12 +59,14 @@ def show(client: RegistryClient, what: str, *, kernels: bool = False) -> tuple[A
     """The live bundles of a reference with their proof; of a bundle that is not live, its state and why."""
     if not what.startswith("sha256:"):
         signed = _resolve(client, what)
-        return _shown(signed, kernels=kernels), show_lines(signed, kernels=kernels)
+        # What a tag stands for is pinned by that tag.
+        views = {one.digest: client.get_bundle(one.digest) for one in signed if "@" in what and not one.tags}
+        return _shown(signed, kernels=kernels), show_lines(signed, kernels=kernels, views=views)
     view = client.get_bundle(Digest.parse(what))
     if view.state is not BundleState.LIVE:
         return view, view_lines(view)
     signed = client.resolve(Reference(f"{view.namespace}/{view.name}@{view.digest}"))
-    return _shown(signed, kernels=kernels), show_lines(signed, kernels=kernels)
+    return _shown(signed, kernels=kernels), show_lines(signed, kernels=kernels, views={view.digest: view})
 
 
 class TunedManifest(SignedManifest, kw_only=True):
@@ -116,7 +118,13 @@ def view_lines(view: BundleView) -> list[str]:
         f"profile    {view.profile}: {view.capability}, torch {view.torch}",
         f"state      {view.state}{f': {reason}' if (reason := view.withdrawn_reason or view.waiting) else ''}",
     ]
-    return [*lines, f"use        {view.replacement}"] if view.replacement else lines
+    lines += [f"use        {view.replacement}"] if view.replacement else []
+    return [*lines, *expiry_lines(view)]
+
+
+def expiry_lines(view: BundleView) -> list[str]:
+    """When a bundle without a tag goes; nothing for a tagged one, or where an older registry does not tell."""
+    return [f"goes       {view.expires_at:%Y-%m-%d} unless it is used; no tag pins it"] if view.expires_at else []
 
 
 def list_lines(bundles: Sequence[BundleView]) -> list[str]:
@@ -130,13 +138,16 @@ def list_lines(bundles: Sequence[BundleView]) -> list[str]:
             weights_word(frozen=view.frozen),
             size(view.size_bytes),
             "-" if view.speedup is None else f"{view.speedup:.2f}x",
+            f"{view.expires_at:%Y-%m-%d}" if view.expires_at else "-",
         )
         for view in bundles
     ]
-    return table(("model", "tags", "bundle", "profile", "state", "weights", "size", "vs eager"), rows)
+    return table(("model", "tags", "bundle", "profile", "state", "weights", "size", "vs eager", "goes"), rows)
 
 
-def show_lines(signed: Sequence[SignedManifest], *, kernels: bool = False) -> list[str]:
+def show_lines(
+    signed: Sequence[SignedManifest], *, kernels: bool = False, views: Mapping[Digest, BundleView] | None = None
+) -> list[str]:
     lines: list[str] = []
     for one in signed:
         manifest = decode_manifest(one.manifest.encode())
@@ -145,6 +156,7 @@ def show_lines(signed: Sequence[SignedManifest], *, kernels: bool = False) -> li
             for artifact in manifest.artifacts:
                 lines += [*tuning_lines(artifact), *clock_lines(artifact)]
         lines += [f"tags       {', '.join(one.tags)}"] if one.tags else []
+        lines += expiry_lines(views[one.digest]) if views and one.digest in views else []
         lines.append(f"signed by  {signers(one.envelope)} (not verified here)")
     return lines
 

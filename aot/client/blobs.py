@@ -4,7 +4,7 @@ Links carry their own right. No token goes with them, so a link may lead anywher
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -14,6 +14,7 @@ from aot.client.retry import RetryPolicy, retried
 from aot.client.transport import Reply, Transport
 from aot.errors import (
     AotError,
+    Forbidden,
     InvalidSource,
     LocalStorageFull,
     RegistryError,
@@ -21,9 +22,10 @@ from aot.errors import (
     SizeMismatch,
     Unavailable,
 )
-from aot.schema.wire.blobs import Link
+from aot.schema.wire.blobs import SLOWEST_BYTES_PER_SECOND, Link
 
 CHUNK_BYTES = 1 << 18
+PLENTY_BYTES = 64 << 20
 REDIRECTS = 3
 ANSWER_LIMIT_BYTES = 1 << 20
 
@@ -32,6 +34,10 @@ class Sink(Protocol):
     """Where a blob's bytes go, in order."""
 
     def write(self, chunk: bytes) -> object: ...
+
+
+# Another link to the same blob; None where there is none, or none is needed any more.
+Renew = Callable[[Link], Link | None]
 
 
 class TransferStopped(Exception):
@@ -51,10 +57,12 @@ def get_blob(
     timeout_seconds: float,
     retry: RetryPolicy,
     stopped: Callable[[], bool] = never,
+    renew: Renew | None = None,
 ) -> None:
     """Write the blob behind `link` into `into`: every byte once, in order, exactly `limit_bytes` of them.
 
-    A cut connection is taken up where it ended. Which bytes arrive is for `into` to verify. Raises SizeMismatch,
+    A cut connection is taken up where it ended. Which bytes arrive is for `into` to verify. `renew` gives another link
+    where one has expired while other blobs, or the first bytes of this one, were on their way. Raises SizeMismatch,
     BlobNotFound, Forbidden (an expired link), and Unavailable when patience ends.
     """
     download = _Download(link, into, limit_bytes, stopped)
@@ -65,15 +73,19 @@ def get_blob(
         try:
             with through(link):
                 return download.attempt(transport, timeout_seconds)
+        except Forbidden:
+            if not download.is_renewed(renew):
+                raise
+            continue
         except LocalStorageFull:
             raise  # `into` holds a part of the chunk: written again, it would read as the store's fault
         except Unavailable as error:
-            rounds += 1
+            rounds += download.received - before < PLENTY_BYTES
             failures += 1
             if download.received > before:
                 failures, since = 1, retry.now()
             wait = retry.wait_after(failures, error)
-            # While bytes arrive in between, a bad line may fail more often than other requests.
+            # While bytes arrive in between, a bad line may fail more often than other requests; while many, for good.
             used_up = failures >= retry.attempts or rounds >= 4 * retry.attempts
             if used_up or retry.now() - since + wait > retry.budget_seconds:
                 raise
@@ -83,17 +95,18 @@ def get_blob(
 class _Download:
     def __init__(self, link: Link, into: Sink, limit_bytes: int, stopped: Callable[[], bool]) -> None:
         self.received = 0
-        self._link = link
+        self.link = link
+        self._renewed_at: int | None = None
         self._into = into
         self._limit_bytes = limit_bytes
         self._stopped = stopped
 
     def attempt(self, transport: Transport, timeout_seconds: float) -> None:
         """Receive what is missing. Raises RegistryUnreachable when it ends early."""
-        headers = dict(self._link.headers)
+        headers = dict(self.link.headers)
         if self.received:
             headers["range"] = f"bytes={self.received}-"
-        reply = follow(transport, "GET", self._link, headers=headers, timeout_seconds=timeout_seconds)
+        reply = follow(transport, "GET", self.link, headers=headers, timeout_seconds=timeout_seconds)
         try:
             skip = self._check(reply)
             while chunk := reply.read(CHUNK_BYTES):
@@ -106,9 +119,17 @@ class _Download:
             reply.close()
         if self.received < self._limit_bytes:
             raise RegistryUnreachable(
-                f"{self._link.digest} ended after {self.received} of {self._limit_bytes} bytes",
+                f"{self.link.digest} ended after {self.received} of {self._limit_bytes} bytes",
                 hint="check the network",
             )
+
+    def is_renewed(self, renew: Renew | None) -> bool:
+        """Whether there is another link in place of one that was refused, with which bytes may arrive."""
+        # One that is refused at once has not expired.
+        if renew is None or self._renewed_at == self.received or (again := renew(self.link)) is None:
+            return False
+        self.link, self._renewed_at = again, self.received
+        return True
 
     def _check(self, reply: Reply) -> int:
         """How many bytes of this body were received before. Raises what a refusal stands for."""
@@ -123,7 +144,7 @@ class _Download:
         if reply.status in (206, 416):
             raise self._wrong_size(found)
         answer = read_all(reply, limit_bytes=ANSWER_LIMIT_BYTES)
-        raise blob_error_of(reply, answer, wish=f"get {self._link.digest}")
+        raise blob_error_of(reply, answer, wish=f"get {self.link.digest}")
 
     def _take(self, chunk: bytes) -> None:
         if self.received + len(chunk) > self._limit_bytes:
@@ -133,7 +154,7 @@ class _Download:
 
     def _wrong_size(self, found: str) -> SizeMismatch:
         return SizeMismatch(
-            f"wanted {self._limit_bytes} bytes of {self._link.digest}, found {found}",
+            f"wanted {self._limit_bytes} bytes of {self.link.digest}, found {found}",
             hint="the store serves other bytes than the manifest names; do not use them",
         )
 
@@ -195,8 +216,10 @@ def put_stretch(
         size = file.seek(0, 2)
     if size != stretch.whole.size_bytes:
         raise _wrong_file(path, stretch.whole, size)
+    # The budget is for waiting: what a line took for the bytes of an attempt that was cut is none of it.
+    allowed = max(retry.budget_seconds, retry.attempts * link.size_bytes / SLOWEST_BYTES_PER_SECOND)
     with through(link):
-        retried(attempt, retry, may_retry=lambda _: True)
+        retried(attempt, replace(retry, budget_seconds=allowed), may_retry=lambda _: True)
 
 
 def follow(

@@ -21,6 +21,7 @@ from aot.schema.wire.bundles import (
     SignedManifest,
     TagRequest,
     TagView,
+    UntagReply,
     WithdrawRequest,
 )
 from aot.schema.wire.kernels import KernelListing
@@ -130,19 +131,38 @@ class BundleCalls(Calls):
         `pins`: of that model, those of these digests that are live, in one request. What comes back is not verified
         yet. Raises TagNotFound, BundleNotFound, BundleWithdrawn.
         """
+        return self._resolve(reference, pins).bundles
+
+    def resolve_with_links(self, reference: Reference, *, pins: Sequence[Digest] = ()) -> ResolveReply:
+        """As `resolve`, for a node that holds nothing of it: with links to the blobs, where they are few.
+
+        A registry of an older version answers without links. Raises what `resolve` does.
+        """
+        return self._resolve(reference, pins, links="true")
+
+    def _resolve(self, reference: Reference, pins: Sequence[Digest], **query: str) -> ResolveReply:
         path = {
             "namespace": reference.namespace,
             "name": reference.name,
             "target": ",".join(pins) or reference.digest or reference.tag or "",
         }
-        reply: ResolveReply = self.call("resolve", path=path)
-        return reply.bundles
+        reply: ResolveReply = self.call("resolve", path=path, query=query)
+        return reply
 
     def tag(self, reference: Reference, bundle: Digest, *, expected: Digest | None = None) -> TagView:
         """Move the tag of `reference` to `bundle`; with `expected`, only from there. Raises TagMoved."""
         path = {"namespace": reference.namespace, "name": reference.name, "tag": reference.tag or ""}
         reply: TagView = self.call("tag", path=path, body=TagRequest(bundle=bundle, expected=expected))
         return reply
+
+    def untag(self, reference: Reference, *, expected: Digest | None = None) -> tuple[TagView, ...]:
+        """Remove the tag of `reference` for every profile; with `expected`, only where it stands for that bundle.
+
+        Returns where it stood. Raises TagNotFound, TagMoved, and RegistryError of a registry that is too old for it.
+        """
+        path = {"namespace": reference.namespace, "name": reference.name, "tag": reference.tag or ""}
+        reply: UntagReply = self.call("untag", path=path, query={"expected": expected})
+        return reply.removed
 
     def withdraw(self, bundle: Digest, *, reason: str, replacement: Digest | None = None) -> BundleView:
         """Take the bundle out of selection; its bytes are kept."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
-from aot.client.older import MOST_FIELDS, without_unknown
+from aot.client.older import MOST_FIELDS, not_served, without_unknown
 from aot.client.refusals import error_of, is_json
 from aot.client.retry import RetryPolicy, retried
 from aot.client.transport import Reply, Transport
@@ -109,7 +109,8 @@ class Calls:
                 f"{self.url} redirects to {reply.headers.get('location', 'nowhere')[:200]}",
                 hint="set AOT_URL to where the registry is; the token is not sent elsewhere",
             )
-        raise error_of(reply, answer, wish=wish)
+        error = error_of(reply, answer, wish=wish)
+        raise not_served(error, status=reply.status, wish=wish, url=self.url) or error
 
 
 def read_all(reply: Reply, *, limit_bytes: int) -> bytes:

@@ -1,14 +1,14 @@
 """Requests to a registry of an older version: it refuses fields that it does not know, and says which.
 
 Of an account (a receipt, what became of an attempt) the rest is still worth telling. A question is not asked by halves:
-what a spec says and the registry does not know would be answered wrongly.
+what a spec says and the registry does not know would be answered wrongly. An endpoint that it does not have is named.
 """
 
 import re
 
 import msgspec
 
-from aot.errors import MalformedDocument
+from aot.errors import AotError, InvalidInput, MalformedDocument, NotFound, RegistryError
 from aot.schema.endpoints import ENDPOINTS
 
 ACCOUNTS = frozenset({"send_receipt", "report_progress", "fail", "release"})
@@ -28,6 +28,18 @@ def without_unknown(name: str, content: bytes, error: MalformedDocument) -> byte
     document = msgspec.json.decode(content)
     found = _drop(document, said[2].removeprefix("$"), said[3])
     return msgspec.json.encode(document, order="sorted") if found else None
+
+
+def not_served(error: AotError, *, status: int, wish: str, url: str) -> RegistryError | None:
+    """What `error` means where a registry has no such endpoint, or no such method at it; None: it has answered."""
+    # What the registry's framework says by itself; a page of something else is no registry's answer.
+    if (status, type(error)) not in {(404, NotFound), (405, InvalidInput)}:
+        return None
+    kind = NotFound if status == 404 else RegistryError
+    return kind(
+        f"the registry at {url} does not know {wish}",
+        hint="it is of an older version than this client: upgrade it first; or AOT_URL has a path too many",
+    )
 
 
 def _drop(value: object, path: str, field: str) -> bool:

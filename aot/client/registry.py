@@ -45,13 +45,25 @@ class RegistryClient(BuildCalls, BundleCalls, FleetCalls):
         )
 
     def fetch_blobs(
-        self, wanted: Iterable[Blob], links: Iterable[Link], cache: LocalCache, *, workers: int = WORKERS
+        self,
+        wanted: Iterable[Blob],
+        links: Iterable[Link],
+        cache: LocalCache,
+        *,
+        workers: int = WORKERS,
+        bundle: Digest | None = None,
     ) -> tuple[Path, ...]:
         """Make sure that `cache` holds every blob, in parallel, and return their paths in order.
 
         Sizes come from `wanted`, which the caller has from a verified manifest; what is there already needs no
-        link. The first error stops the rest. Raises BlobNotFound for a blob that has no link.
+        link. The first error stops the rest. Where fetching takes longer than a link lives, another one is asked for
+        as to a blob of `bundle`. Raises BlobNotFound for a blob that has no link.
         """
+
+        def renew(link: Link) -> Link | None:
+            assert bundle is not None
+            return next(iter(self.get_download_links(bundle, [link.digest])), None)
+
         return transfers.fetch_blobs(
             self.transport,
             wanted,
@@ -60,6 +72,7 @@ class RegistryClient(BuildCalls, BundleCalls, FleetCalls):
             workers=workers,
             timeout_seconds=self.timeout_seconds,
             retry=self.retry_policy,
+            renew=None if bundle is None else renew,
         )
 
     def upload_blobs(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from aot.cache import Incoming, LocalCache
-from aot.client.blobs import Stretch, get_blob, put_stretch, stretches_of
+from aot.cache.faults import require_room
+from aot.client.blobs import Renew, Stretch, get_blob, put_stretch, stretches_of
 from aot.client.retry import RetryPolicy
 from aot.client.transport import Transport
 from aot.errors import BlobNotFound, Forbidden, InvalidSource
@@ -27,11 +28,13 @@ def fetch_blobs(
     workers: int,
     timeout_seconds: float,
     retry: RetryPolicy,
+    renew: Renew | None = None,
 ) -> tuple[Path, ...]:
     """Make sure that `cache` holds every blob, and return their paths in order.
 
     Sizes come from `blobs`, which the caller has from a verified manifest; a link only says where. What is there
-    already needs no link. Raises BlobNotFound for a blob without one, and the first error of any transfer.
+    already needs no link. `renew` gives another link for one that has expired. Raises BlobNotFound for a blob without
+    one, LocalStorageFull before the first byte where they do not fit, and the first error of any transfer.
     """
     by_digest = {link.digest: link for link in links}
     wanted = tuple(blobs)
@@ -49,10 +52,12 @@ def fetch_blobs(
                 timeout_seconds=timeout_seconds,
                 retry=retry,
                 stopped=stopped,
+                renew=renew,
             )
 
         return cache.ensure(blob, receive)
 
+    require_room(cache.root, sum(blob.size_bytes for blob in cache.missing(wanted)))
     order = transfer_order([blob.size_bytes for blob in wanted])
     # Held meanwhile: another process that evicts could otherwise take the first while the last arrives.
     with cache.hold(blob.digest for blob in wanted):
@@ -83,7 +88,7 @@ def upload_blobs(
     workers: int,
     timeout_seconds: float,
     retry: RetryPolicy,
-    renew: Callable[[Link], Link | None] | None = None,
+    renew: Renew | None = None,
 ) -> None:
     """Put the file of every link, found by its digest in `files`; the parts of large ones at once.
 

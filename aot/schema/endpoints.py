@@ -44,6 +44,8 @@ ENDPOINTS: dict[str, Endpoint] = {
     # `target` is a tag, a digest, or several digests between commas, as a lock pins them
     "resolve": Endpoint("GET", "/v1/models/{namespace}/{name}/{target}", None, bundles.ResolveReply, Scope.READ),
     "tag": Endpoint("PUT", "/v1/models/{namespace}/{name}/tags/{tag}", bundles.TagRequest, bundles.TagView, Scope.TAG),
+    # `?expected=DIGEST`: only where it stands for that bundle
+    "untag": Endpoint("DELETE", "/v1/models/{namespace}/{name}/tags/{tag}", None, bundles.UntagReply, Scope.TAG),
     "withdraw": Endpoint(
         "POST", "/v1/bundles/{digest}/withdraw", bundles.WithdrawRequest, bundles.BundleView, Scope.TAG
     ),

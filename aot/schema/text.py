@@ -1,6 +1,11 @@
 """Text at the border, values inside: the base of every type that is written as one string."""
 
-from typing import Self
+from enum import StrEnum
+from typing import Self, TypeVar
+
+from aot.errors import InvalidInput
+
+W = TypeVar("W", bound=StrEnum)
 
 
 class Text(str):
@@ -15,3 +20,11 @@ class Text(str):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+
+def parse_word(text: str, words: type[W], *, of: str) -> W:
+    """Return which of the few `words` it is; `of` says what they are, for people. Raises InvalidInput."""
+    try:
+        return words(text)
+    except ValueError as error:
+        raise InvalidInput(f"wanted {of} {' or '.join(words)}, found {text!r}") from error

@@ -4,7 +4,7 @@ import structlog
 
 from aot.schema.capability import Capability
 from aot.schema.digest import BuildKey, Digest
-from aot.schema.names import Name, Namespace, Tag
+from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.recipe import Route
 from aot.schema.state import BundleState
 from aot.schema.wire.bundles import (
@@ -17,6 +17,7 @@ from aot.schema.wire.bundles import (
     ResolveReply,
     TagRequest,
     TagView,
+    UntagReply,
     WithdrawRequest,
 )
 from registry.api import query
@@ -27,6 +28,8 @@ from registry.services import blobs, bundles, lookup, proof, records, tags
 from registry.services.tokens import Principal
 
 log = structlog.get_logger()
+# Of a reply to `resolve`. A pod needs the blobs of one of its bundles at most, which of many are a small part.
+MOST_LINKED = 64
 
 
 @endpoint("push")
@@ -82,6 +85,7 @@ def search(
             after=after,
             limit=limit,
             by=caller,
+            settings=deps.settings,
             session=session,
         )
 
@@ -90,7 +94,7 @@ def search(
 def get_bundle(digest: str, deps: Deps, caller: Principal) -> BundleView:
     """Get one bundle, in whatever state."""
     with deps.sessions.reading() as session:
-        return lookup.get(Digest.parse(digest), by=caller, session=session)
+        return lookup.get(Digest.parse(digest), by=caller, settings=deps.settings, session=session)
 
 
 @endpoint("find")
@@ -103,13 +107,18 @@ def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
 
 
 @endpoint("resolve", direct=True)
-def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal) -> ResolveReply:
-    """Resolve a tag or digest to signed manifests."""
+def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal, links: bool = False) -> ResolveReply:
+    """Resolve a tag or digest to signed manifests, with links to their blobs where those are few."""
+    model = Namespace.parse(namespace), Name.parse(name)
     with deps.sessions.glancing() as reader:
-        reply = lookup.resolve(Namespace.parse(namespace), Name.parse(name), target, by=caller, reader=reader)
-    if target.startswith("sha256:"):  # what a tag names is pinned by it
-        deps.uses.note((bundle.digest for bundle in reply.bundles), now=deps.clock())
-    return reply
+        found = lookup.resolve(*model, target, blobs=links, by=caller, reader=reader)
+    if links or target.startswith("sha256:"):  # what a tag names is pinned by it
+        deps.uses.note((bundle.digest for bundle in found.bundles), now=deps.clock())
+    linked = found.blobs if len(found.blobs) <= MOST_LINKED else ()
+    return ResolveReply(
+        bundles=found.bundles,
+        links=blobs.download_links(linked, deps.store, expires_in=deps.settings.link_lives),
+    )
 
 
 @endpoint("tag")
@@ -130,15 +139,31 @@ def move_tag(data: TagRequest, namespace: str, name: str, tag: str, deps: Deps, 
     return view
 
 
+@endpoint("untag")
+def remove_tag(
+    namespace: str, name: str, tag: str, deps: Deps, caller: Principal, expected: str | None = None
+) -> UntagReply:
+    """Let a tag stand for nothing any more, or for one bundle less."""
+    reference = Reference(f"{Namespace.parse(namespace)}/{Name.parse(name)}:{Tag.parse(tag)}")
+    # Empty is refused as well: a script whose variable is not set would remove more than it meant.
+    guard = None if expected is None else Digest.parse(expected)
+    with deps.sessions.transaction() as session:
+        reply = tags.remove(reference, expected=guard, by=caller, now=deps.clock(), session=session)
+    records.forget_soon(deps, reference)
+    left = [view.bundle for view in reply.removed]
+    log.info("tag-removed", reference=reference, bundles=left, by=caller.label)
+    return reply
+
+
 @endpoint("withdraw")
 def withdraw(data: WithdrawRequest, digest: str, deps: Deps, caller: Principal) -> BundleView:
     """Take a bundle out of selection."""
     with deps.sessions.transaction() as session:
         row = bundles.withdraw(Digest.parse(digest), data, by=caller, now=deps.clock(), session=session)
-        view = lookup.views_of([row], session)[0]
+        view = lookup.views_of([row], deps.settings, session)[0]
     records.write_soon(deps, view.digest)
     log.info("bundle-withdrawn", bundle=digest, by=caller.label, reason=data.reason)
     return view
 
 
-ROUTES = (push, search, get_bundle, find, resolve, move_tag, withdraw)
+ROUTES = (push, search, get_bundle, find, resolve, move_tag, remove_tag, withdraw)

@@ -41,8 +41,11 @@ def claim(data: ClaimRequest, deps: Deps, caller: Principal) -> ClaimReply:
         return ClaimReply(waiting=claimed)
     row = claimed.build
     log.info("build-claimed", build=row.id, attempt=row.attempt, worker=data.worker)
-    links = blobs.download_links(blobs.distinct(row.spec.blobs), deps.store, expires_in=settings.link_lives)
-    measured = claimed.measurements and deps.store.download_link(claimed.measurements, expires_in=settings.link_lives)
+    wanted = blobs.distinct(row.spec.blobs)
+    # Retention keeps the blobs of a build that runs.
+    lives = blobs.lives_for(wanted, least=settings.link_lives)
+    links = blobs.download_links(wanted, deps.store, expires_in=lives)
+    measured = claimed.measurements and deps.store.download_link(claimed.measurements, expires_in=lives)
     return ClaimReply(
         claim=Claim(
             build=row.id,

@@ -56,12 +56,13 @@ def endpoint(name: str, *, direct: bool = False) -> Callable[[Callable[..., Any]
     """Make a function the handler of the endpoint `name`.
 
     It runs in a thread, since database and store block. Its `data` and its return type must be those of the table.
-    `direct`: it is called the short way (`registry.api.direct`), which knows no query parameters.
+    `direct`: it is called the short way (`registry.api.direct`), where query parameters are switches.
     """
     row = ENDPOINTS[name]
 
     def decorate(function: Callable[..., Any]) -> HTTPRouteHandler:
         signature = inspect.signature(function)
+        switches = frozenset(name for name, one in signature.parameters.items() if one.annotation is bool)
         body = signature.parameters.get("data")
         found = (body.annotation if body else None, signature.return_annotation)
         if found != (row.request, row.reply):
@@ -73,7 +74,7 @@ def endpoint(name: str, *, direct: bool = False) -> Callable[[Callable[..., Any]
             name=name,
             operation_id=name,
             opt={"endpoint": name},
-            middleware=[DefineMiddleware(Direct, function, row.request)] if direct else None,
+            middleware=[DefineMiddleware(Direct, function, row.request, switches=switches)] if direct else None,
             status_code=204 if row.reply is None else 200,
             dto=type(f"{name}Body", (WireBody,), {"kind": row.request}) if row.request else None,
             return_dto=None,

@@ -107,13 +107,6 @@ def running_by_worker(session: Session) -> dict[Name, tuple[str, Namespace]]:
     return {worker: (build, namespace) for worker, build, namespace in rows if worker is not None}
 
 
-def queued_by_profile(session: Session) -> dict[Name, int]:
-    rows = session.execute(
-        select(BuildRow.profile, func.count()).where(BuildRow.state == BuildState.QUEUED).group_by(BuildRow.profile)
-    )
-    return {profile: count for profile, count in rows}
-
-
 def list_builds(
     session: Session, *, where: dict[str, Any], namespaces: Sequence[Namespace], after: str | None, limit: int
 ) -> Sequence[BuildRow]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Text, bindparam, cast, select
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Select, Text, bindparam, cast, null, select
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -29,7 +29,10 @@ FILES, TOKENS, BUILDS = ArtifactBlobRow.__table__.c, TokenRow.__table__.c, Build
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a pod needs of a bundle, and what it must be told where there is nothing to give."""
+    """What a pod needs of a bundle, and what it must be told where there is nothing to give.
+
+    `blobs`: those that it names, where they were asked for.
+    """
 
     digest: Digest
     manifest: bytes
@@ -39,6 +42,7 @@ class Resolved:
     replacement: Digest | None
     damage: str | None
     tags: tuple[Tag, ...]
+    blobs: tuple[Blob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,12 @@ def find_token(digest: str, reader: Reader) -> KnownToken | None:
     return KnownToken(*row[0]) if row else None
 
 
-def resolve_tag(namespace: Namespace, name: Name, tag: Tag, *, reader: Reader) -> tuple[Resolved, ...]:
+def resolve_tag(
+    namespace: Namespace, name: Name, tag: Tag, *, blobs: bool = False, reader: Reader
+) -> tuple[Resolved, ...]:
     """Every bundle that the tag stands for, whatever its state, by profile."""
-    return _resolved(_OF_TAG, {"namespace": namespace, "name": name, "tag": tag}, reader)
+    statement = _OF_TAG_WITH_BLOBS if blobs else _OF_TAG
+    return _resolved(statement, {"namespace": namespace, "name": name, "tag": tag}, reader)
 
 
 def resolve_digests(digests: Iterable[Digest], reader: Reader) -> tuple[Resolved, ...]:
@@ -85,10 +92,11 @@ def resolve_digests(digests: Iterable[Digest], reader: Reader) -> tuple[Resolved
 
 
 def resolve_pinned(
-    namespace: Namespace, name: Name, digests: Sequence[Digest], *, reader: Reader
+    namespace: Namespace, name: Name, digests: Sequence[Digest], *, blobs: bool = False, reader: Reader
 ) -> tuple[Resolved, ...]:
     """Those of `digests` that are bundles of this model, whatever their state, in the order given."""
-    found = _resolved(_PINNED, {"digests": list(digests), "namespace": namespace, "name": name}, reader)
+    statement = _PINNED_WITH_BLOBS if blobs else _PINNED
+    found = _resolved(statement, {"digests": list(digests), "namespace": namespace, "name": name}, reader)
     return tuple(sorted(found, key=lambda bundle: digests.index(bundle.digest)))
 
 
@@ -123,11 +131,22 @@ def _rows(statement: Select[Any], values: Mapping[str, Any], reader: Reader) -> 
 
 def _resolved(statement: Select[Any], values: Mapping[str, Any], reader: Reader) -> tuple[Resolved, ...]:
     return tuple(
-        Resolved(*row[:-1], tags=tuple(sorted(map(Tag, _parts(row[-1]))))) for row in _rows(statement, values, reader)
+        Resolved(*bundle, tags=tuple(sorted(map(Tag, _parts(tags)))), blobs=_blobs(files))
+        for *bundle, tags, files in _rows(statement, values, reader)
     )
 
 
-def _resolving() -> Select[Any]:
+def _files() -> ScalarSelect[str]:
+    # One value: with a row for every blob, making values of the bundle each time took as long as all the rest.
+    return (
+        select(Joined(cast(FILES.digest, Text) + " " + cast(FILES.size_bytes, Text)))
+        .where(FILES.bundle == BUNDLES.digest)
+        .correlate(BundleRow.__table__)
+        .scalar_subquery()
+    )
+
+
+def _resolving(files: ColumnElement[str | None]) -> Select[Any]:
     # A second look at the tags inside the one query: `Resolved.tags` are all of the bundle's, not only the one asked.
     every = TagRow.__table__.alias("every_tag")
     tags = (
@@ -145,33 +164,42 @@ def _resolving() -> Select[Any]:
         BUNDLES.replacement,
         BUNDLES.damage,
         tags.label("tags"),
+        files.label("files"),
     )
+
+
+def _of_tag(files: ColumnElement[str | None]) -> Select[Any]:
+    return (
+        _resolving(files)
+        .join(TagRow.__table__, TAGS.bundle == BUNDLES.digest)
+        .where(
+            TAGS.namespace == bindparam("namespace"),
+            TAGS.name == bindparam("name"),
+            TAGS.tag == bindparam("tag"),
+        )
+        .order_by(TAGS.profile)
+    )
+
+
+def _of_digests(files: ColumnElement[str | None]) -> Select[Any]:
+    return _resolving(files).where(BUNDLES.digest.in_(bindparam("digests", expanding=True)))
+
+
+def _pinned(files: ColumnElement[str | None]) -> Select[Any]:
+    return _of_digests(files).where(BUNDLES.namespace == bindparam("namespace"), BUNDLES.name == bindparam("name"))
 
 
 _TOKEN = select(*(TOKENS[name] for name in KnownToken._fields)).where(TOKENS.hash == bindparam("hash"))
-_OF_TAG = (
-    _resolving()
-    .join(TagRow.__table__, TAGS.bundle == BUNDLES.digest)
-    .where(
-        TAGS.namespace == bindparam("namespace"),
-        TAGS.name == bindparam("name"),
-        TAGS.tag == bindparam("tag"),
-    )
-    .order_by(TAGS.profile)
-)
-_OF_DIGESTS = _resolving().where(BUNDLES.digest.in_(bindparam("digests", expanding=True)))
-_PINNED = _OF_DIGESTS.where(BUNDLES.namespace == bindparam("namespace"), BUNDLES.name == bindparam("name"))
-# One row: with one for every blob, making values of the bundle's columns each time took as long as all the rest.
+_OF_TAG, _OF_TAG_WITH_BLOBS = _of_tag(null()), _of_tag(_files())
+_OF_DIGESTS = _of_digests(null())
+_PINNED, _PINNED_WITH_BLOBS = _pinned(null()), _pinned(_files())
 _FILES_OF = select(
     BUNDLES.namespace,
     BUNDLES.state,
     BUNDLES.withdrawn_reason,
     BUNDLES.replacement,
     BUNDLES.damage,
-    select(Joined(cast(FILES.digest, Text) + " " + cast(FILES.size_bytes, Text)))
-    .where(FILES.bundle == BUNDLES.digest)
-    .correlate(BundleRow.__table__)
-    .scalar_subquery(),
+    _files(),
 ).where(BUNDLES.digest == bindparam("bundle"))
 _ATTEMPT = select(BUILDS.spec, BUILDS.requalify).where(
     BUILDS.id == bindparam("build"), BUILDS.attempt == bindparam("attempt")

@@ -292,6 +292,18 @@ class ForgottenRecordRow(Row):
     note: Mapped[str] = mapped_column(Plain)
 
 
+class ForgottenTagRow(Row):
+    """The same of a tag that was removed; it may stand for something again by then."""
+
+    __tablename__ = "forgotten_tags"
+
+    namespace: Mapped[Namespace] = mapped_column(Word(Namespace), primary_key=True)
+    name: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
+    tag: Mapped[Tag] = mapped_column(Word(Tag), primary_key=True)
+    profile: Mapped[Name] = mapped_column(Word(Name), primary_key=True)
+    note: Mapped[str] = mapped_column(Plain)
+
+
 class TokenRow(Row):
     """A bearer token by the SHA-256 of its secret. `namespaces` empty: all. `build` set: bound to one attempt."""
 

@@ -17,7 +17,8 @@ from sqlalchemy import ColumnElement, Integer, String, and_, func, literal_colum
 from sqlalchemy.orm import Session
 
 from aot.schema.names import Name, Namespace
-from registry.db.models import BuildRow, NamespaceClaimRow
+from aot.schema.state import BuildState
+from registry.db.models import LIVE_BUILD, BuildRow, NamespaceClaimRow
 from registry.db.session import add_if_absent, hold_turn
 from registry.db.types import UtcTime, Word
 
@@ -64,6 +65,15 @@ class HeadRow(NamedTuple):
     claimed_at: datetime | None
 
 
+class LiveRow(NamedTuple):
+    """How many builds of a profile are in a live state, and the one of them that was submitted first."""
+
+    state: BuildState
+    profile: Name
+    builds: int
+    oldest: str
+
+
 def take_turns(session: Session) -> None:
     """Let no other claim run until this transaction ends, so that counts and order are true when it commits."""
     connection = session.connection()
@@ -87,6 +97,15 @@ def running_counts(session: Session) -> dict[tuple[Namespace, Name], int]:
     return {(namespace, profile): count for namespace, profile, count in rows}
 
 
+def live_by_profile(session: Session) -> Sequence[LiveRow]:
+    """One row for every profile and live state that has builds: read from `ix_builds_live` alone."""
+    columns = (BuildRow.state, BuildRow.profile)
+    rows = session.execute(
+        select(*columns, func.count(), func.min(BuildRow.id)).where(text(LIVE_BUILD)).group_by(*columns)
+    )
+    return [LiveRow(*row) for row in rows]
+
+
 def running_in(namespace: Namespace, session: Session) -> int:
     query = select(func.count()).select_from(BuildRow).where(RUNNING, BuildRow.namespace == namespace)
     return session.scalar(query) or 0
@@ -94,6 +113,11 @@ def running_in(namespace: Namespace, session: Session) -> int:
 
 def busy_workers(session: Session) -> set[Name]:
     return {worker for worker in session.scalars(select(BuildRow.worker).where(RUNNING)) if worker is not None}
+
+
+def first_lease_end(session: Session) -> datetime | None:
+    """When the lease of a running build runs out, or ran out, of all such the first; None where nothing runs."""
+    return session.scalar(select(func.min(BuildRow.lease_expires_at)).where(RUNNING))
 
 
 def ready_builds(namespace: Namespace, profile: Name, session: Session) -> Iterator[BuildRow]:

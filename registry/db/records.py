@@ -15,8 +15,16 @@ from sqlalchemy import ColumnElement, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
+from aot.schema.names import Reference
 from aot.schema.state import BundleState
-from registry.db.models import UNSEALED_BUNDLE, UNSEALED_TAG, BundleRow, ForgottenRecordRow, TagRow
+from registry.db.models import (
+    UNSEALED_BUNDLE,
+    UNSEALED_TAG,
+    BundleRow,
+    ForgottenRecordRow,
+    ForgottenTagRow,
+    TagRow,
+)
 from registry.db.session import add_if_absent
 
 RECORDED_STATES = (BundleState.LIVE, BundleState.WITHDRAWN)
@@ -60,13 +68,16 @@ def forget_bundle_recorded(digest: Digest, *, session: Session) -> bool:
     return bool(done.rowcount)
 
 
-def forget_tag_recorded(row: TagRow, *, session: Session) -> None:
-    session.execute(update(TagRow).where(*_place(row)).values(recorded_at=None), execution_options=_QUIETLY)
+def forget_tag_recorded(row: TagRow | ForgottenTagRow, *, session: Session) -> bool:
+    """Its record is due again. False where there is no such tag."""
+    due = update(TagRow).where(*_place(TagRow, row)).values(recorded_at=None)
+    return bool(session.execute(due, execution_options=_QUIETLY).rowcount)
 
 
 def mark_tag_recorded(row: TagRow, *, now: datetime, session: Session) -> None:
+    """Where the tag was removed meanwhile, its record is to go, too: it may have been removed before."""
     same = (
-        *_place(row),
+        *_place(TagRow, row),
         TagRow.bundle == row.bundle,
         TagRow.moved_at == row.moved_at,
         TagRow.recorded_at.is_not_distinct_from(row.recorded_at),
@@ -74,8 +85,8 @@ def mark_tag_recorded(row: TagRow, *, now: datetime, session: Session) -> None:
     )
     values = {"recorded_at": now, "sealed_at": now}
     done = session.execute(update(TagRow).where(*same).values(values), execution_options=_QUIETLY)
-    if done.rowcount == 0:
-        forget_tag_recorded(row, session=session)
+    if done.rowcount == 0 and not forget_tag_recorded(row, session=session):
+        begin_forgetting_tags([row], session=session)
 
 
 def begin_forgetting(bundles: Iterable[Digest], *, session: Session) -> None:
@@ -99,10 +110,45 @@ def end_forgetting(bundle: Digest, note: str, *, session: Session) -> None:
     session.execute(delete(ForgottenRecordRow).where(*same), execution_options=_QUIETLY)
 
 
-def _place(row: TagRow) -> tuple[ColumnElement[bool], ...]:
+def begin_forgetting_tags(tags: Iterable[TagRow], *, session: Session) -> None:
+    """Note, in the transaction that removes the tags or sees that they are gone, that their records are to go."""
+    for row in tags:
+        note = secrets.token_hex(16)
+        again = update(ForgottenTagRow).where(*_place(ForgottenTagRow, row)).values(note=note)
+        if session.execute(again, execution_options=_QUIETLY).rowcount == 0:
+            place = {"namespace": row.namespace, "name": row.name, "tag": row.tag, "profile": row.profile}
+            add_if_absent(ForgottenTagRow(**place, note=note), session)
+
+
+def forgotten_tags(session: Session, *, reference: Reference | None, limit: int) -> Sequence[ForgottenTagRow]:
+    """Those of `reference` alone where one is given."""
+    query = select(ForgottenTagRow)
+    if reference is not None:
+        query = query.where(
+            ForgottenTagRow.namespace == reference.namespace,
+            ForgottenTagRow.name == reference.name,
+            ForgottenTagRow.tag == reference.tag,
+        )
+    return session.scalars(query.limit(limit)).all()
+
+
+def is_forgotten(row: TagRow, *, session: Session) -> bool:
+    """Whether the tag was removed, and its record may still be there."""
+    return session.scalar(select(ForgottenTagRow.note).where(*_place(ForgottenTagRow, row))) is not None
+
+
+def end_forgetting_tag(row: ForgottenTagRow, *, session: Session) -> None:
+    """Compare-and-set, as `end_forgetting`."""
+    same = (*_place(ForgottenTagRow, row), ForgottenTagRow.note == row.note)
+    session.execute(delete(ForgottenTagRow).where(*same), execution_options=_QUIETLY)
+
+
+def _place(
+    table: type[TagRow] | type[ForgottenTagRow], row: TagRow | ForgottenTagRow
+) -> tuple[ColumnElement[bool], ...]:
     return (
-        TagRow.namespace == row.namespace,
-        TagRow.name == row.name,
-        TagRow.tag == row.tag,
-        TagRow.profile == row.profile,
+        table.namespace == row.namespace,
+        table.name == row.name,
+        table.tag == row.tag,
+        table.profile == row.profile,
     )

@@ -1,7 +1,7 @@
 """SQL of retention. Candidates are locked first and judged again after: what changed in between is left alone."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text, update
@@ -39,6 +39,18 @@ def expired(*, unused_since: datetime, out_since: datetime) -> ColumnElement[boo
         and_(BundleRow.state.in_((BundleState.WITHDRAWN, BundleState.REJECTED)), ended < out_since, _later(out_since)),
     )
     return and_(over, ~exists().where(TagRow.bundle == BundleRow.digest))
+
+
+def expiry(row: BundleRow, *, keep: timedelta, keep_out: timedelta) -> datetime | None:
+    """When a bundle without a tag has `expired`, unless it is used before; None for one that waits for its proof."""
+    match row.state:
+        case BundleState.LIVE:
+            return (row.used_at or row.published_at or row.created_at) + keep
+        case BundleState.WITHDRAWN | BundleState.REJECTED:
+            ended = row.withdrawn_at or row.created_at
+            return max(ended, row.used_at or ended) + keep_out
+        case BundleState.PENDING:
+            return None
 
 
 def unneeded(*, opened_before: datetime, named: ColumnElement[bool] = NAMED) -> ColumnElement[bool]:
@@ -157,6 +169,18 @@ def condemn(blobs: Iterable[Digest], *, now: datetime, session: Session) -> None
         .where(BlobRow.digest.in_(list(blobs)), BlobRow.state.in_(states))
         .values(state=BlobState.CONDEMNED, condemned_at=now)
     )
+
+
+def date_from_now(session: Session, *, now: datetime, or_after: datetime, limit: int) -> int:
+    """Let blobs that were condemned later than they can have been wait from `now` on; return how many that were.
+
+    The clock was ahead then. It was before now, and not known when: links may have been handed out until a moment ago.
+    """
+    ahead = select(BlobRow).where(BlobRow.state == BlobState.CONDEMNED, BlobRow.condemned_at > or_after)
+    held = session.scalars(ahead.order_by(BlobRow.digest).limit(limit).with_for_update(skip_locked=True)).all()
+    for row in held:
+        row.condemned_at = now
+    return len(held)
 
 
 def hold_condemned(

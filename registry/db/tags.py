@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
-from aot.schema.names import Name, Namespace, Tag
+from aot.schema.names import Name, Namespace, Reference, Tag
 from registry.db.models import TagRow
 from registry.db.session import add_if_absent
 
@@ -17,6 +17,18 @@ Place = tuple[Namespace, Name, Tag, Name]
 
 def find_tag(place: Place, session: Session) -> TagRow | None:
     return session.get(TagRow, place, populate_existing=True)
+
+
+def hold_tag(place: Place, session: Session) -> TagRow | None:
+    """As it stands; nobody moves or removes it until the transaction ends."""
+    return session.get(TagRow, place, populate_existing=True, with_for_update=True)
+
+
+def hold_tags(reference: Reference, session: Session) -> Sequence[TagRow]:
+    """The same of every profile, in their order."""
+    model = (TagRow.namespace == reference.namespace, TagRow.name == reference.name)
+    query = select(TagRow).where(*model, TagRow.tag == reference.tag).order_by(TagRow.profile)
+    return session.scalars(query.with_for_update()).all()
 
 
 def insert_tag(place: Place, bundle: Digest, *, now: datetime, session: Session) -> bool:

@@ -9,11 +9,12 @@ nothing is; the blob stays pending until its copy was hashed too.
 """
 
 import time
+from contextlib import suppress
 from functools import partial
 
 import structlog
 
-from aot.errors import BlobNotFound
+from aot.errors import BlobNotFound, BlobPending
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 from registry.db import blobs as rows
@@ -26,7 +27,10 @@ log = structlog.get_logger()
 
 
 def complete(blob: Blob, deps: Deps) -> tuple[Arrival, ...]:
-    """Make the blob of its parts in every place where all are there: its client may be gone. Returns these."""
+    """Make the blob of its parts in every place where all are there: its client may be gone. Returns these.
+
+    What takes the store longer is for the next pass.
+    """
     if not comes_in_parts(blob, deps.store):
         return ()
     with deps.sessions.reading() as session:
@@ -34,8 +38,9 @@ def complete(blob: Blob, deps: Deps) -> tuple[Arrival, ...]:
     whole = []
     for namespace in namespaces:
         incoming = incoming_for(blob, deps.store, namespace)
-        if incoming is not None and incoming.complete(blob) is not None:
-            whole.append(Arrival(digest=blob.digest, namespace=namespace, arrived_at=deps.clock()))
+        with suppress(BlobPending):
+            if incoming is not None and incoming.complete(blob) is not None:
+                whole.append(Arrival(digest=blob.digest, namespace=namespace, arrived_at=deps.clock()))
     return tuple(whole)
 
 

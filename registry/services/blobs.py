@@ -23,7 +23,7 @@ from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState
-from aot.schema.wire.blobs import Link
+from aot.schema.wire.blobs import SLOWEST_BYTES_PER_SECOND, Link
 from aot.schema.wire.workers import Scope
 from registry.clock import Clock
 from registry.db import blobs as rows
@@ -38,6 +38,7 @@ from registry.storage.parts import comes_in_parts, incoming_for
 
 LARGEST_BYTES = 1 << 40
 AT_ONCE = 8
+LONGEST_LIVES = timedelta(days=7)  # S3 refuses to sign for longer
 log = structlog.get_logger()
 
 
@@ -154,6 +155,15 @@ def confirm(blobs: Iterable[Blob], *, namespace: Namespace, arrived: Arrived, no
 
 def download_links(blobs: Iterable[Blob], store: BlobStore, *, expires_in: timedelta) -> tuple[Link, ...]:
     return tuple(store.download_link(blob, expires_in=expires_in) for blob in blobs)
+
+
+def lives_for(blobs: Iterable[Blob], *, least: timedelta) -> timedelta:
+    """How long links to `blobs` live that are fetched one after another: the last one still `least` when its turn is.
+
+    Bytes that must not go meanwhile have to be held by something else: settings promise no more than `least`.
+    """
+    seconds = sum(blob.size_bytes for blob in blobs) // SLOWEST_BYTES_PER_SECOND
+    return max(least, min(least + timedelta(seconds=seconds), LONGEST_LIVES))
 
 
 def upload_links(

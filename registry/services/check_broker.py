@@ -9,11 +9,17 @@ from typing import Any
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from aot.broker import celery_settings, folders_of, make_folders
+from aot.broker import celery_settings, folders_of, is_amqp, make_folders, sure_publishing
 from registry.settings import Settings
 
 Step = tuple[str, bool | None, str, str]
 WAIT_SECONDS = 5.0
+NOT_ALLOWED = 530  # AMQP: no such virtual host, or not for this user
+REFUSED_HINT = (
+    "check user, password and (RabbitMQ) virtual host in AOT_BROKER_URL; the user must be allowed to configure, "
+    "write and read there"
+)
+AWAY_HINT = "check AOT_BROKER_URL and the broker"
 # RabbitMQ's consumer_timeout where nobody has set another. AMQP does not tell it.
 RABBITMQ_HOLDS = timedelta(minutes=30)
 
@@ -30,31 +36,51 @@ def probe(settings: Settings) -> Iterator[Step]:
         return
     options: dict[str, Any] = dict(celery["broker_transport_options"])
     yield from _visibility(celery["broker_url"], options, settings)
-    options |= {"socket_connect_timeout": WAIT_SECONDS, "socket_timeout": WAIT_SECONDS, "max_retries": 1}
-    url = celery["broker_url"]
-    where = Connection(url).as_uri()  # without its password
-    with Connection(url, transport_options=options, connect_timeout=WAIT_SECONDS) as connection:
+    with _connection(celery, options) as connection:
+        where = connection.as_uri()  # without its password
         try:
-            connection.ensure_connection(max_retries=1, timeout=WAIT_SECONDS)
+            connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=WAIT_SECONDS)
             yield _round_trip(connection, where)
+        except connection.channel_errors as error:
+            # RabbitMQ's 403 is one, also at the login.
+            yield "broker", False, f"{where} refused: {error}", REFUSED_HINT
+            return
         except (OperationalError, OSError, *connection.connection_errors) as error:
-            yield "broker", False, f"{where} did not answer: {error}", "check AOT_BROKER_URL and the broker"
+            refused = getattr(error, "reply_code", None) == NOT_ALLOWED
+            said = "refused" if refused else "did not answer"
+            yield "broker", False, f"{where} {said}: {error}", REFUSED_HINT if refused else AWAY_HINT
             return
         if connection.transport.driver_type == "redis":
             yield from _eviction(connection)
 
 
+def _connection(celery: dict[str, Any], options: dict[str, Any]) -> Connection:
+    more: dict[str, Any] = (
+        sure_publishing(WAIT_SECONDS)
+        if is_amqp(celery)
+        else {"socket_connect_timeout": WAIT_SECONDS, "socket_timeout": WAIT_SECONDS, "max_retries": 1}
+    )
+    return Connection(
+        celery["broker_url"],
+        transport_options=options | more,
+        connect_timeout=WAIT_SECONDS,
+        ssl=celery.get("broker_use_ssl", False),
+    )
+
+
 def _round_trip(connection: Connection, where: str) -> Step:
     sent = secrets.token_hex(8)
     name = f"aot.check.{sent}"
-    with connection.SimpleQueue(name, queue_opts={"auto_delete": True, "durable": False}) as queue:
+    # RabbitMQ keeps an exchange beside the queue; both go with their last user, also where this process is killed.
+    ends = {"auto_delete": True, "durable": False}
+    with connection.SimpleQueue(name, queue_opts={**ends, "exclusive": True}, exchange_opts=ends) as queue:
         queue.put(sent)
         try:
             message = queue.get(timeout=WAIT_SECONDS)
         except queues.Empty:
             return "broker", False, f"{where} took a message and did not give it back", "look at the broker's log"
         message.ack()
-        queue.queue.delete()
+    queue.queue.delete()  # after its consumer: RabbitMQ would tell a consumer that its queue is gone
     if message.payload != sent:
         return "broker", False, f"{where} gave back another message than it took", "see what lies between: a proxy?"
     return "broker", True, f"{where}: a message went through and came back", ""

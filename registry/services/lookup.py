@@ -1,10 +1,11 @@
 """Bundles as clients look for them: resolve and links at pod start, find in CI, search and get for people.
 
-`resolve` and `links` are the pod's only two requests (design.md, section 5).
+`resolve` and `links` are all that a pod asks (design.md, section 5); on a cold node the first brings the links along.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -23,7 +24,6 @@ from aot.schema.wire.bundles import (
     FindReply,
     FindRequest,
     FindTarget,
-    ResolveReply,
     SignedManifest,
 )
 from aot.schema.wire.workers import Scope
@@ -32,6 +32,7 @@ from registry.db import bundles as rows
 from registry.db import hot
 from registry.db import tags as tag_rows
 from registry.db.models import BundleRow
+from registry.db.retention import expiry
 from registry.services import guards as guard_index
 from registry.services import unions
 from registry.services.answers import find_answers, wants_tuning
@@ -41,6 +42,7 @@ from registry.services.paging import cursor_of, limit_of, parse_cursor
 from registry.services.profiles import get_profile
 from registry.services.tags import withdrawn
 from registry.services.tokens import Principal
+from registry.settings import Settings
 
 MOST_SPECS = 500
 MOST_DIGESTS = 100  # one lock's profiles of one model
@@ -48,7 +50,14 @@ UNSIGNED = Envelope(payload="", signatures=())
 """Around a pushed bundle, which only the worker that is to prove it may read."""
 
 
-def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, reader: hot.Reader) -> ResolveReply:
+class Found(NamedTuple):
+    bundles: tuple[SignedManifest, ...]
+    blobs: tuple[Blob, ...]  # of all of them, each once, where they were asked for
+
+
+def resolve(
+    namespace: Namespace, name: Name, target: str, *, blobs: bool = False, by: Principal, reader: hot.Reader
+) -> Found:
     """The live bundles that a tag stands for, one a profile; or those of one digest, or several between commas.
 
     Raises TagNotFound or BundleNotFound, also for what `by` may not read, and BundleWithdrawn where nothing that the
@@ -60,7 +69,7 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, rea
         usable = {BundleState.LIVE, BundleState.PENDING}
         found = tuple(
             bundle
-            for bundle in hot.resolve_pinned(namespace, name, digests, reader=reader)
+            for bundle in hot.resolve_pinned(namespace, name, digests, blobs=blobs, reader=reader)
             if _may_resolve(bundle, namespace, by=by, reader=reader)
         )
         missing = bundle_not_found(digests[0])
@@ -70,10 +79,11 @@ def resolve(namespace: Namespace, name: Name, target: str, *, by: Principal, rea
         if not _reads_live(namespace, by=by, reader=reader):
             raise missing
         usable = {BundleState.LIVE}
-        found = hot.resolve_tag(namespace, name, tag, reader=reader)
-    live = tuple(_manifest_of(bundle) for bundle in found if bundle.state in usable and bundle.damage is None)
+        found = hot.resolve_tag(namespace, name, tag, blobs=blobs, reader=reader)
+    live = tuple(bundle for bundle in found if bundle.state in usable and bundle.damage is None)
     if live:
-        return ResolveReply(bundles=live)
+        named = dict.fromkeys(blob for bundle in live for blob in bundle.blobs)
+        return Found(tuple(map(_manifest_of, live)), tuple(named))
     for bundle in found:
         if bundle.state in usable and bundle.damage is not None:
             raise _damaged(bundle.digest, bundle.damage)
@@ -145,12 +155,12 @@ def find(request: FindRequest, *, by: Principal, now: datetime, session: Session
     return FindReply(targets=tuple(targets))
 
 
-def get(digest: Digest, *, by: Principal, session: Session) -> BundleView:
+def get(digest: Digest, *, by: Principal, settings: Settings, session: Session) -> BundleView:
     """The bundle in whatever state. Raises BundleNotFound, also for what `by` may not read."""
     row = rows.find_bundle(digest, session)
     if row is None or not by.may(Scope.READ, row.namespace):
         raise bundle_not_found(digest)
-    return views_of([row], session)[0]
+    return views_of([row], settings, session)[0]
 
 
 def search(
@@ -169,6 +179,7 @@ def search(
     after: str | None = None,
     limit: int | None = None,
     by: Principal,
+    settings: Settings,
     session: Session,
 ) -> BundleListing:
     """The bundles that `by` may read and that match everything given, newest first. `text`: a part of the name;
@@ -196,10 +207,10 @@ def search(
     )
     page = found[:size]
     following = cursor_of(page[-1].created_at, page[-1].digest) if len(found) > size else None
-    return BundleListing(bundles=tuple(views_of(page, session)), next=following)
+    return BundleListing(bundles=tuple(views_of(page, settings, session)), next=following)
 
 
-def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
+def views_of(found: Sequence[BundleRow], settings: Settings, session: Session) -> list[BundleView]:
     digests = [row.digest for row in found]
     tags = tag_rows.tags_of(digests, session)
     outlines = rows.outlines_of(digests, session)
@@ -225,6 +236,7 @@ def views_of(found: Sequence[BundleRow], session: Session) -> list[BundleView]:
             tags=tags.get(row.digest, ()),
             speedup=row.speedup,
             waiting=proving.get(row.digest, ""),
+            expires_at=None if row.digest in tags else expiry(row, keep=settings.keep, keep_out=settings.keep_out),
         )
         for row in found
     ]

@@ -3,7 +3,8 @@
 Rows are written first, their record after the commit; `recorded_at` is None in between, so whatever a crash or a store
 that is away leaves out is written by the sweeper, as is what a version wrote that did not sign (`sealed_at`). A record
 holds what cannot be read from the manifest: envelope, state and times. Pushed bundles have none before they are proven.
-A record whose bundle has expired is removed after the commit, too, and what is left out is on a list (`forget_due`).
+A record whose bundle has expired or whose tag was removed goes after the commit, too, and what is left out is on a list
+(`forget_due`).
 
 Records are signed by the registry (DSSE, as a bundle's statement is, under types of their own): whoever can write to
 the bucket can neither bring back what was withdrawn nor move a tag by his own word. He can still destroy records, and
@@ -19,12 +20,12 @@ from aot.errors import AotError, MalformedDocument, SignatureRejected
 from aot.schema.codec import Document, always, decode, encode
 from aot.schema.digest import Digest
 from aot.schema.manifest import Envelope
-from aot.schema.names import Name, Namespace, Tag
+from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.state import BundleState
 from aot.trust import TrustedKeys, seal, unseal
 from registry.db import records as rows
 from registry.db.bundles import find_bundle
-from registry.db.models import BundleRow, TagRow
+from registry.db.models import BundleRow, ForgottenTagRow, TagRow
 from registry.deps import Deps
 from registry.services.one_by_one import one_by_one
 
@@ -93,10 +94,35 @@ def write_soon(deps: Deps, bundle: Digest) -> None:
 
 
 def forget_due(deps: Deps) -> int:
-    """Remove the records of bundles whose rows are gone; return how many.
+    """Remove the records of bundles and tags whose rows are gone; return how many.
 
     Raises StorageUnavailable; what is left is due at the next call.
     """
+    return _forget_bundles(deps) + _forget_tags(deps)
+
+
+def forget_soon(deps: Deps, tag: Reference) -> None:
+    """Remove the records of a tag that was removed; where that fails the sweeper does it."""
+    try:
+        _forget_tags(deps, reference=tag)
+    except AotError as error:
+        log.warning("record-not-removed", tag=tag, code=error.code, reason=error.message)
+
+
+def _forget_tags(deps: Deps, *, reference: Reference | None = None) -> int:
+    with deps.sessions.reading() as session:
+        due = rows.forgotten_tags(session, reference=reference, limit=MOST_A_PASS)
+    for row in due:
+        deps.records.delete(tag_name(row))
+        with deps.sessions.transaction() as session:
+            # Set again meanwhile: the record that was removed may have been its new one. First, as whoever removes the
+            # tag holds it first: in the other order each could wait for the other.
+            rows.forget_tag_recorded(row, session=session)
+            rows.end_forgetting_tag(row, session=session)
+    return len(due)
+
+
+def _forget_bundles(deps: Deps) -> int:
     with deps.sessions.reading() as session:
         due = rows.forgotten_bundles(session, limit=MOST_A_PASS)
     for bundle, note in due:
@@ -126,7 +152,7 @@ def bundle_name(digest: Digest) -> str:
     return f"{BUNDLES}{digest.hex[:2]}/{digest.hex[2:]}.json"
 
 
-def tag_name(row: TagRow) -> str:
+def tag_name(row: TagRow | ForgottenTagRow) -> str:
     return f"{TAGS}{row.namespace}/{row.name}/{row.tag}/{row.profile}.json"
 
 

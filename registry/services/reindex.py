@@ -12,8 +12,9 @@ the reason. What lives in SQL alone is lost: builds with their logs, bundles tha
 receipts, what tuning has measured, and tokens, which an operator makes again. Workers register by themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 from sqlalchemy.orm import Session
@@ -26,6 +27,7 @@ from aot.trust import TrustedKeys, verify
 from registry.db import blobs as blob_rows
 from registry.db import bundles as bundle_rows
 from registry.db import fleet as fleet_rows
+from registry.db import records as record_rows
 from registry.db import tags as tag_rows
 from registry.db.models import BlobRow
 from registry.db.records import RECORDED_STATES
@@ -54,6 +56,8 @@ def reindex(deps: Deps, *, trusted: TrustedKeys, unsigned: bool = False) -> Rein
     the next pass goes on.
     """
     keys = trusted | TrustedKeys.of(str(key.public) for key in deps.signing_keys)
+    while records.forget_due(deps):
+        pass  # what was removed does not come back
     reading = _Reading(deps, keys, unsigned)
     for name in deps.records.list(BUNDLES):
         reading.bundle(name)
@@ -95,15 +99,19 @@ class _Reading:
             self.damaged.append(received.digest)
 
     def tag(self, name: str) -> None:
+        content = self.deps.records.find(name)
+        if content is None:
+            return  # it was listed, and its tag is removed since
         try:
-            tag = records.read_tag(self._content(name), keys=self.keys, unsigned=self.unsigned)
+            tag = records.read_tag(content, keys=self.keys, unsigned=self.unsigned)
         except Unavailable:
             raise
         except AotError as error:
             self.refused[name] = _why(error)
             return
         with self.deps.sessions.transaction() as session:
-            reason = _add_tag(tag, session, rewrite=self.unsigned)
+            gone = partial(self._is_gone, name)
+            reason = _add_tag(tag, session, gone=gone, rewrite=self.unsigned)
         if reason is None:
             self.tags.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
         elif reason:
@@ -127,6 +135,9 @@ class _Reading:
                 f"the record says that the bundle is {record.state}", hint="only live and withdrawn ones have records"
             )
         return record, received
+
+    def _is_gone(self, name: str) -> bool:
+        return self.deps.records.find(name) is None
 
     def _content(self, name: str) -> bytes:
         return self.deps.records.find(name) or b""
@@ -183,8 +194,11 @@ def _add_blob(blob: Blob, received: Received, *, arrived: blobs.Arrived, deps: D
     return stored
 
 
-def _add_tag(tag: TagRecord, session: Session, *, rewrite: bool) -> str | None:
-    """None where it was added, an empty string where it is there already, else why not."""
+def _add_tag(tag: TagRecord, session: Session, *, gone: Callable[[], bool], rewrite: bool) -> str | None:
+    """None where it was added, an empty string where it is there already or was removed meanwhile, else why not.
+
+    `gone`: whether its record is not there any more.
+    """
     bundle = bundle_rows.find_bundle(tag.bundle, session)
     if bundle is None or bundle.state not in (BundleState.LIVE, BundleState.WITHDRAWN):
         return f"there is no bundle {tag.bundle}"
@@ -194,6 +208,11 @@ def _add_tag(tag: TagRecord, session: Session, *, rewrite: bool) -> str | None:
     if not tag_rows.insert_tag(place, tag.bundle, now=tag.moved_at, session=session):
         return ""
     row = tag_rows.find_tag(place, session)
-    if row is not None and not rewrite:
+    assert row is not None, "it has just been inserted"
+    # Whoever removes a tag notes that with its row, removes the record, and ends the note: one of the two is seen.
+    if record_rows.is_forgotten(row, session=session) or gone():
+        session.delete(row)
+        return ""
+    if not rewrite:
         row.recorded_at = row.sealed_at = tag.moved_at
     return None

@@ -7,10 +7,13 @@
     blob     named by no bundle, by no live build and lately opened by no upload: condemned
              condemned for the grace period: deleting, then deleted from the store, then forgotten
 
-A lock pins by digest through its use (`registry.services.uses`). Links are handed out only for blobs that some bundle
-or live build names, so none can be live longer than the grace period after the blob was condemned; it is never shorter
-than a link's life and a margin. Whoever uploads or publishes holds the blob's row and lets a condemned blob live; a
-blob that is being deleted answers BlobPending until it is gone. Several sweepers may run at once.
+A lock pins by digest through its use (`registry.services.uses`), and for good where its bundles are tagged (`aot tag
+--lock`); that a tag was moved away or removed is a use, too (`registry.services.tags`).
+
+Links are handed out only for blobs that some bundle or live build names, so none can be live longer than the grace
+period after the blob was condemned; it is never shorter than a link's life and a margin. Whoever uploads or publishes
+holds the blob's row and lets a condemned blob live; a blob that is being deleted answers BlobPending until it is gone.
+Several sweepers may run at once.
 """
 
 import time
@@ -22,6 +25,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
+from registry.clock import CLOCK_MARGIN
 from registry.db import records as record_rows
 from registry.db import retention as rows
 from registry.db import retention_plan as plan_rows
@@ -102,6 +106,7 @@ def retain(deps: Deps) -> Retained:
             after = going.condemn(session, after=after)
         if after is None:
             break
+    _date_condemned(deps)
     deleted, freed = _delete_condemned(deps)
     given_up = abandoned.give_up_abandoned(deps)
     # Last, as in `plan`: what its build was to read is kept until the next pass.
@@ -143,6 +148,15 @@ def _needed(session: Session) -> set[Digest]:
 def _bounds(deps: Deps) -> dict[str, Any]:
     now = deps.clock()
     return {"before": now - deps.settings.grace_of_blobs, "stuck": holding.stuck(now)}
+
+
+def _date_condemned(deps: Deps) -> None:
+    """Make true that what was condemned while the clock was ahead waits no longer than the grace period from now on."""
+    dated = AT_ONCE
+    while dated == AT_ONCE:
+        now = deps.clock()
+        with deps.sessions.transaction() as session:
+            dated = rows.date_from_now(session, now=now, or_after=now + CLOCK_MARGIN, limit=AT_ONCE)
 
 
 def _delete_condemned(deps: Deps) -> tuple[tuple[Digest, ...], int]:

@@ -1,5 +1,8 @@
 """Tags: movable names. A tag stands for one bundle a profile, so that one tag serves a fleet.
 
+What a tag stands for stays. From the moment that it is moved away or removed, retention counts: in one transaction with
+that, so that no sweeper finds a bundle without its tag and its last use a year ago.
+
 Where it stands for code that was tuned on the card, code of the same key that was made without it does not take its
 place for as long as that is live, whoever moves it.
 """
@@ -8,12 +11,13 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from aot.errors import BundleNotFound, BundleWithdrawn, Conflict, TagMoved
+from aot.errors import BundleNotFound, BundleWithdrawn, Conflict, TagMoved, TagNotFound
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.state import BundleState
-from aot.schema.wire.bundles import TagRequest, TagView
+from aot.schema.wire.bundles import TagRequest, TagView, UntagReply
 from aot.schema.wire.workers import Scope
+from registry.db import records as record_rows
 from registry.db import tags as rows
 from registry.db.bundles import find_bundle, hold_bundle
 from registry.db.models import BundleRow
@@ -66,6 +70,35 @@ def move(
     )
 
 
+def remove(
+    reference: Reference, *, expected: Digest | None, by: Principal, now: datetime, session: Session
+) -> UntagReply:
+    """Let the tag stand for nothing any more, whatever the profile; with `expected`, only where it stands for that.
+
+    Raises Forbidden, TagNotFound, and TagMoved naming what the tag stands for.
+    """
+    by.require(Scope.TAG, reference.namespace)
+    standing = rows.hold_tags(reference, session)
+    if not standing:
+        raise TagNotFound(f"there is no {reference}", hint="`aot ls` shows the tags of each bundle")
+    going = [row for row in standing if expected in (None, row.bundle)]
+    if not going:
+        found = [row.bundle for row in standing]
+        raise TagMoved(
+            f"{reference} should stand for {expected}, it stands for {', '.join(found)}",
+            hint="look at what it stands for now, and decide again",
+            details={"found": found},
+        )
+    mark_used([row.bundle for row in going], now=now, session=session)
+    record_rows.begin_forgetting_tags(going, session=session)
+    for row in going:
+        session.delete(row)
+    removed = (
+        TagView(reference=reference, bundle=row.bundle, profile=row.profile, moved_at=row.moved_at) for row in going
+    )
+    return UntagReply(removed=tuple(removed))
+
+
 def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> bool:
     """Let the tag stand for `bundle`, wherever it stood; False where it stays with what was tuned.
 
@@ -75,13 +108,13 @@ def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> bool
     if is_untuned(bundle):
         return _put_untuned(tag, place, bundle=bundle, now=now, session=session)
     _hold(bundle, session=session)
-    _leave(place, now=now, session=session)
-    if rows.move_tag(place, bundle.digest, expected=None, now=now, session=session):
-        return True
-    if not rows.insert_tag(place, bundle.digest, now=now, session=session):
-        # Made by somebody else between the two statements.
-        rows.move_tag(place, bundle.digest, expected=None, now=now, session=session)
-    return True
+    while True:
+        _leave(place, now=now, session=session)
+        if rows.move_tag(place, bundle.digest, expected=None, now=now, session=session):
+            return True
+        if rows.insert_tag(place, bundle.digest, now=now, session=session):
+            return True
+        # Made by somebody else between the two statements: and may be removed by the next.
 
 
 def require_live(bundle: BundleRow) -> None:
@@ -113,8 +146,10 @@ def moved(tag: Tag, *, bundle: BundleRow, expected: Digest, now: datetime, sessi
     _hold(bundle, session=session)
     if expected == NOWHERE:
         return rows.insert_tag(place, bundle.digest, now=now, session=session)
+    if not rows.move_tag(place, bundle.digest, expected=expected, now=now, session=session):
+        return False
     mark_used((expected,), now=now, session=session)
-    return rows.move_tag(place, bundle.digest, expected=expected, now=now, session=session)
+    return True
 
 
 def _put_untuned(tag: Tag, place: rows.Place, *, bundle: BundleRow, now: datetime, session: Session) -> bool:
@@ -151,8 +186,11 @@ def _hold(bundle: BundleRow, *, session: Session) -> None:
 
 
 def _leave(place: rows.Place, *, now: datetime, session: Session) -> None:
-    """What the tag stood for was in use until now: retention counts from here."""
-    row = rows.find_tag(place, session)
+    """What the tag stood for was in use until now: retention counts from here.
+
+    It is held, so that this is what the tag leaves, and held before its bundle, as whoever removes it does.
+    """
+    row = rows.hold_tag(place, session)
     if row is not None:
         mark_used((row.bundle,), now=now, session=session)
 

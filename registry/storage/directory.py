@@ -23,6 +23,7 @@ from registry.storage.signing import LinkSigner
 
 INCOMING, GONE = "incoming", "gone-"
 ABANDONED_AFTER_SECONDS = 24 * 3600.0
+SYNC_BYTES = 256 << 20  # a slow disk takes seconds for so much
 
 
 class DirectoryBlobStore:
@@ -96,7 +97,7 @@ class DirectoryBlobStore:
             descriptor, name = tempfile.mkstemp(dir=self.root / INCOMING)
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
-                measure = Measure(blob, file)
+                measure = Measure(blob, _Syncing(file))
                 yield measure
                 measure.finish()
                 file.flush()
@@ -136,6 +137,26 @@ class DirectoryBlobStore:
 
     def _path(self, digest: Digest) -> Path:
         return self.root / digest.hex[:2] / digest.hex[2:]
+
+
+class _Syncing:
+    """A file that goes to the disk while it is written: who sends gigabytes shall not wait for all of it at the end.
+
+    Its sender gives up an answer that takes longer than half a minute, and would send everything again.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._unsynced_bytes = 0
+
+    def write(self, chunk: bytes) -> int:
+        written = self._file.write(chunk)
+        self._unsynced_bytes += written
+        if self._unsynced_bytes >= SYNC_BYTES:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._unsynced_bytes = 0
+        return written
 
 
 def _version_of(path: Path) -> str | None:

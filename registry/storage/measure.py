@@ -1,17 +1,21 @@
 """Size and digest of bytes while they pass, compared with what was announced."""
 
 import hashlib
-from typing import BinaryIO
+from typing import Any, Protocol
 
 from aot.errors import DigestMismatch, SizeMismatch
 from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 
 
+class Sink(Protocol):
+    def write(self, chunk: bytes, /) -> Any: ...
+
+
 class Measure:
     """Writes through to `sink` and keeps size and digest."""
 
-    def __init__(self, blob: Blob, sink: BinaryIO) -> None:
+    def __init__(self, blob: Blob, sink: Sink) -> None:
         self.blob = blob
         self.size_bytes = 0
         self._sink = sink

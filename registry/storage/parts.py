@@ -56,7 +56,7 @@ class Incoming(Protocol):
     def complete(self, blob: Blob) -> int | None:
         """The size of what has arrived, made of its parts where it came in parts; None while some are missing.
 
-        Safe to repeat.
+        Safe to repeat. Raises BlobPending while the store joins them, which goes on meanwhile.
         """
 
     def open(self, digest: Digest) -> tuple[BinaryIO, str]:

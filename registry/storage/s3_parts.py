@@ -5,16 +5,20 @@ others are given up by retention when they are old.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from datetime import datetime, timedelta
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
+from aot.errors import BlobPending
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link, Part
 from registry.storage.place import S3Place
 from registry.storage.s3_answers import status_of, translated
 
+JOIN_SECONDS = 10.0
 Presign = Callable[[str, dict[str, Any], timedelta], str]
 
 
@@ -42,6 +46,8 @@ class S3PartUploads:
         self._bucket = place.bucket
         self._presign = presign
         self._encryption = dict(encryption)
+        self._lock = Lock()
+        self._joining: dict[str, Future[bool]] = {}
 
     def link(self, blob: Blob, key: str, *, expires_in: timedelta) -> Link:
         """A link with what is missing of the oldest open upload of `key`, or of a new one."""
@@ -56,7 +62,9 @@ class S3PartUploads:
     def complete(self, blob: Blob, key: str) -> bool:
         """True where it was this call that made the object; parts of it may be missing.
 
-        Without a condition: what lies at a key of its namespace is no blob yet, and nobody counts on it.
+        Without a condition: what lies at a key of its namespace is no blob yet, and nobody counts on it. Raises
+        BlobPending while the store joins the parts, which takes some minutes for many gigabytes (Amazon S3 API
+        Reference, CompleteMultipartUpload): whoever asks hangs up sooner, and may ask again.
         """
         upload = self._oldest(key)
         if upload is None:
@@ -66,6 +74,33 @@ class S3PartUploads:
         if not all(_is_there(part, there) for part in slices):
             return False
         wanted = {"Parts": [{"PartNumber": part.number, "ETag": there[part.number].etag} for part in slices]}
+        try:
+            return self._joining_of(upload, wanted).result(timeout=JOIN_SECONDS)
+        except TimeoutError:
+            raise BlobPending(
+                f"the store still joins the parts of {blob.digest}",
+                hint="send the request again in a few seconds",
+                details={"digests": [blob.digest]},
+            ) from None
+
+    def _joining_of(self, upload: Upload, wanted: dict[str, Any]) -> "Future[bool]":
+        """The one attempt of this process at joining these parts, which goes on when nobody waits for it."""
+        with self._lock:
+            if (future := self._joining.get(upload.id)) is None:
+                future = self._joining[upload.id] = Future()
+                Thread(target=self._join, args=(upload, wanted, future), name="join-parts", daemon=True).start()
+            return future
+
+    def _join(self, upload: Upload, wanted: dict[str, Any], told: "Future[bool]") -> None:
+        try:
+            told.set_result(self._joined(upload, wanted))
+        except BaseException as error:
+            told.set_exception(error)
+        finally:
+            with self._lock:
+                del self._joining[upload.id]
+
+    def _joined(self, upload: Upload, wanted: dict[str, Any]) -> bool:
         with translated(f"complete {upload.key} in bucket {self._bucket}"):
             try:
                 self._client.complete_multipart_upload(

@@ -54,7 +54,7 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.write(msgspec.json.encode(told) + b"\\n")
     sys.stdout.buffer.flush()
 """
-NEWER = {"retry", "list_kernels"}  # endpoints that 0.1.0 does not have
+NEWER = {"retry", "list_kernels", "untag"}  # endpoints that 0.1.0 does not have
 REPLIES = {name: reply for name, (_, reply) in messages().items()}
 
 

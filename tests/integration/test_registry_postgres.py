@@ -16,15 +16,18 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.schema import CreateIndex
 
-from aot.schema.names import Namespace
+from aot.schema.names import Namespace, Reference
 from aot.schema.state import BlobState
 from registry.db import blobs as blob_rows
 from registry.db import held as held_rows
+from registry.db import records as record_rows
+from registry.db import tags as tag_rows
 from registry.db.migrate import Standing, migrate
 from registry.db.models import KernelRow, Row
+from registry.db.retention import mark_used
 from registry.db.session import open_sessions
 from registry.deps import build_deps
-from registry.services import holding
+from registry.services import holding, records
 from registry.settings import Settings
 from tests.builders import a_blob, a_profile
 from tests.integration.test_registry_builds import (  # noqa: F401
@@ -35,6 +38,8 @@ from tests.integration.test_registry_builds import (  # noqa: F401
 )
 from tests.integration.test_registry_bundles import (  # noqa: F401
     V2,
+    another,
+    tag,
     test_of_eight_that_move_a_tag_from_one_place_one_does,
     test_one_tag_serves_a_fleet_with_one_bundle_a_profile,
     test_search_finds_by_what_is_asked,
@@ -85,6 +90,10 @@ from tests.integration.test_registry_kernels import (  # noqa: F401
     test_kernels_come_in_pages_the_newest_bundle_first,
     test_names_that_no_index_takes_whole_are_found_by_all_of_what_is_asked,
 )
+from tests.integration.test_registry_metrics import (  # noqa: F401
+    test_a_scrape_reads_builds_and_bundles_by_indexes_of_what_lives,
+    test_a_worker_that_died_is_not_counted_and_its_profile_says_when_it_was_seen,
+)
 from tests.integration.test_registry_push import (  # noqa: F401
     test_its_proof_goes_live_in_its_place,
     test_of_eight_that_push_the_same_code_one_brings_it,
@@ -112,6 +121,13 @@ from tests.integration.test_registry_retention import (  # noqa: F401
     test_of_a_tag_and_retention_that_meet_one_wins,
     test_two_sweepers_delete_each_blob_once,
     test_what_is_being_deleted_cannot_be_counted_on,
+)
+from tests.integration.test_registry_tags import (  # noqa: F401
+    test_a_record_that_is_written_after_its_tag_was_removed_goes_too,
+    test_a_tag_that_is_set_while_the_sweeper_holds_its_bundle_is_refused_or_keeps_it,
+    test_of_a_removal_and_retention_that_meet_neither_takes_a_bundle_before_its_time,
+    test_of_eight_that_remove_a_tag_one_does,
+    test_tags_that_move_and_go_at_once_leave_nothing_without_its_time,
 )
 from tests.integration.test_registry_unproven import (  # noqa: F401
     test_a_bundle_that_a_worker_proves_now_is_left_alone,
@@ -144,6 +160,32 @@ def service(request, tmp_path):
     with a_service(tmp_path, **blobs) as service:
         service.register(a_profile(), V2)
         yield service
+
+
+@pytest.mark.parametrize("other", ["a move", "a removed record"])
+def test_who_removes_a_tag_and_who_is_at_it_too_never_wait_for_each_other(service: Service, other: str) -> None:
+    """Both take the tag first, then its bundle, and the note that its record is to go."""
+    first, second = another(service, b"1"), another(service, b"2")
+    deps, prod = service.deps, Reference("default/mini:prod")
+    tag(service, "prod", first)
+    service.clock.advance(1)
+
+    def meet() -> object:
+        if other == "a move":
+            return tag(service, "prod", second, expected=first)
+        return records.forget_due(deps)
+
+    with ThreadPoolExecutor(1) as pool:
+        with deps.sessions.transaction() as session:
+            record_rows.begin_forgetting_tags(tag_rows.hold_tags(prod, session), session=session)
+        with deps.sessions.transaction() as session:
+            held = tag_rows.hold_tags(prod, session)
+            going = pool.submit(meet)
+            time.sleep(0.4)
+            assert not going.done()
+            mark_used([row.bundle for row in held], now=service.clock(), session=session)
+            record_rows.begin_forgetting_tags(held, session=session)
+        assert going.result(20)
 
 
 @pytest.mark.parametrize("content", [b"never seen before", b""], ids=["some bytes", "none"])

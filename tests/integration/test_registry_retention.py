@@ -3,6 +3,7 @@
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,24 @@ def test_bytes_are_condemned_then_deleted_after_the_grace_period(service: Servic
     second = later(service, days=0.2)
     assert file in second.deleted and second.freed_bytes == first.condemned_bytes
     assert service.deps.store.stat(file) is None and state_of(service, file) is None
+
+
+def test_what_was_condemned_while_the_clock_was_ahead_waits_its_time_from_now_on(service: Service) -> None:
+    """Not until that day comes; and not less, since links may have been handed out until a moment ago."""
+    bundle = a_bundle(service, "loose")
+    file = file_of(service, bundle)
+    a_bundle(service, "pinned", tags=("prod",))
+    assert file in later(service, days=91).condemned
+    assert later(service, days=-60 / DAY).deleted == (), "as two clocks may differ"
+    assert condemned_at(service, file) == service.clock() + timedelta(seconds=60)
+    assert later(service, days=-91).deleted == () and condemned_at(service, file) == service.clock()
+    assert later(service, days=0.9).deleted == ()
+    assert file in later(service, days=0.2).deleted and state_of(service, file) is None
+
+
+def condemned_at(service: Service, digest: Digest) -> datetime | None:
+    with service.deps.sessions.reading() as session:
+        return session.get(BlobRow, digest).condemned_at
 
 
 def test_the_grace_period_outlives_links_however_long_these_live(tmp_path) -> None:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from aot.cli.builds import list_lines, show_lines
-from aot.cli.bundles import manifest_lines, narrow, parse_tagged
+from aot.cli.bundles import list_lines as bundle_lines
+from aot.cli.bundles import manifest_lines, narrow, parse_tagged, view_lines
 from aot.cli.ensure import ensured_line
 from aot.cli.exits import Exit, exit_code_of, of_system
 from aot.cli.explain import selection_lines
@@ -27,7 +28,7 @@ from aot.schema.guard import HostGuard
 from aot.schema.lock import LockEntry
 from aot.schema.names import Reference
 from aot.schema.report import Phase, Provenance
-from aot.schema.state import BuildState
+from aot.schema.state import BuildState, BundleState
 from aot.schema.wire.errors import ErrorBody
 from aot.select import Policy, select
 from tests.builders import (
@@ -38,12 +39,13 @@ from tests.builders import (
     a_node,
     a_qualification,
     a_spec,
+    altered,
     an_artifact,
     an_environment,
     host_guards,
     manifest_text,
 )
-from tests.documents import a_view
+from tests.documents import AT, a_view, messages
 
 
 def test_an_error_says_what_was_found_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,3 +297,12 @@ def test_a_tag_to_move_is_spelled_out(text: str) -> None:
     assert parse_tagged("team/mini:v1") == "team/mini:v1"
     with pytest.raises(InvalidInput, match="wanted name:tag"):
         parse_tagged(text)
+
+
+def test_a_bundle_without_a_tag_says_when_it_goes_and_one_of_an_older_registry_says_nothing() -> None:
+    _, tagged = messages()["get_bundle"]
+    loose = altered(tagged, tags=(), expires_at=AT, state=BundleState.WITHDRAWN, withdrawn_reason="wrong")
+    assert view_lines(loose)[-1] == "goes       2026-01-02 unless it is used; no tag pins it"
+    older = altered(loose, expires_at=None)
+    assert not [line for line in view_lines(older) if line.startswith("goes")]
+    assert [line.split()[-1] for line in bundle_lines((tagged, loose, older))] == ["goes", "-", "2026-01-02", "-"]

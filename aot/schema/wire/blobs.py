@@ -5,6 +5,10 @@ from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 
+# 8 Mbit/s. Time is allowed for a line that carries so much, be it one of gigabytes: links live, and transfers are
+# tried again, for what the bytes take at this pace.
+SLOWEST_BYTES_PER_SECOND = 1 << 20
+
 
 class Part(Response, kw_only=True):
     """Where a stretch of a blob is put: its bytes from `start` on, `size_bytes` of them."""

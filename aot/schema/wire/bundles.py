@@ -11,14 +11,19 @@ from aot.schema.factor import Factor
 from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.spec import Blob, Spec
 from aot.schema.state import BundleState
+from aot.schema.wire.blobs import Link
 from aot.schema.wire.builds import BuildView
 from aot.schema.wire.signed import SignedManifest
 
 
 class ResolveReply(Response, kw_only=True):
-    """A tag may stand for one bundle a profile; a digest for exactly one."""
+    """A tag may stand for one bundle a profile; a digest for exactly one.
+
+    `links`: where the request asked for them, to every blob of these bundles, each once; none where they are many.
+    """
 
     bundles: tuple[SignedManifest, ...]
+    links: tuple[Link, ...] = ()
 
 
 class PublishRequest(Document, kw_only=True):
@@ -84,6 +89,7 @@ class BundleView(Response, kw_only=True):
     tags: tuple[Tag, ...] = ()
     waiting: str = ""  # of a pending bundle: why it has not been proven yet
     speedup: float | None = None  # eager median / compiled median, worst over the coverages; None: not measured
+    expires_at: datetime | None = None  # it goes then unless it is used; None: a tag pins it, or it waits for its proof
 
 
 class BundleListing(Response, kw_only=True):
@@ -103,6 +109,12 @@ class TagView(Response, kw_only=True):
     bundle: Digest
     profile: Name
     moved_at: datetime
+
+
+class UntagReply(Response, kw_only=True):
+    """Where the tag stood until now: one bundle a profile, in the order of the profiles."""
+
+    removed: tuple[TagView, ...]
 
 
 class WithdrawRequest(Document, kw_only=True):

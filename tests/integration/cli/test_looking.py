@@ -18,8 +18,8 @@ from tests.integration.cli.shells import PROFILE
 def test_help_names_every_command(shell: Shell) -> None:
     ran = shell.aot("--help")
     assert ran.code == 0 and ran.err == ""
-    wanted = "up build submit wait cancel ls show pull verify push tag withdraw ensure explain matrix kernels inspect"
-    wanted += " doctor version admin"
+    wanted = "up build submit wait cancel ls show pull verify push tag untag withdraw ensure explain matrix kernels"
+    wanted += " inspect doctor version admin"
     assert {line.split()[0] for line in ran.lines if line.startswith("  ")} >= set(wanted.split())
 
 
@@ -93,7 +93,7 @@ def test_doctor_names_a_registry_that_cannot_be_reached(shell: Shell) -> None:
 
 def test_ls_shows_bundles_and_builds(shell: Shell, bundle: Digest) -> None:
     header, row = shell.aot("ls", "mini").lines
-    assert header.split() == ["model", "tags", "bundle", "profile", "state", "weights", "size", "vs", "eager"]
+    assert header.split() == ["model", "tags", "bundle", "profile", "state", "weights", "size", "vs", "eager", "goes"]
     assert row.split()[:5] == ["default/mini", "latest,v1", bundle.short, PROFILE.name, "live"]
     [view] = shell.aot("ls", "mini", "--json").json["bundles"]
     assert view["digest"] == bundle
