@@ -11,6 +11,7 @@
 It signs with its own key, `simulator.key`; `simulator.trusted` is the set that a client would be given from outside.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from aot.errors import (
     BlobNotFound,
     BundleNotFound,
     BundleWithdrawn,
+    MalformedDocument,
     NotFound,
     ProfileNotFound,
     RegistryUnreachable,
@@ -95,6 +97,7 @@ class RegistrySimulator:
         self.replies: list[SimulatedReply] = []
         self.unreachable = False
         self.knows_ranges = True
+        self.links_at_once = True  # False: a registry of an older version, or bundles of many blobs
         self._refusals: list[AotError] = []
         self._cuts: list[int] = []
         self._routes: dict[str, Callable[..., Any]] = {
@@ -205,7 +208,7 @@ class RegistrySimulator:
 
     # Endpoints
 
-    def _resolve(self, namespace: str, name: str, target: str) -> ResolveReply:
+    def _resolve(self, namespace: str, name: str, target: str, links: str = "false") -> ResolveReply:
         if target.startswith("sha256:"):
             pinned = [Digest.parse(digest) for digest in target.split(",")]
             digests = tuple(digest for digest in pinned if digest in self.manifests)
@@ -220,7 +223,14 @@ class RegistrySimulator:
         if not live:
             reason = self.withdrawn[digests[0]]
             raise BundleWithdrawn(f"{digests[0]} was withdrawn: {reason}", details={"reason": reason})
-        return ResolveReply(bundles=tuple(self._signed(digest) for digest in live))
+        signed = tuple(self._signed(digest) for digest in live)
+        if links == "false" or not self.links_at_once:
+            return ResolveReply(bundles=signed)
+        blobs: dict[Blob, None] = {}
+        for one in signed:
+            with contextlib.suppress(MalformedDocument):  # of a newer version
+                blobs |= dict.fromkeys(decode_manifest(one.manifest.encode()).blobs)
+        return ResolveReply(bundles=signed, links=tuple(self._link(blob, "GET") for blob in blobs))
 
     def _list_profiles(self) -> ProfileListing:
         return ProfileListing(

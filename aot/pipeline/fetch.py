@@ -35,7 +35,7 @@ def fetch_bundle(
     candidate = _choose(resolve(reference, client=client, cache=cache, trusted=trusted), profile)
     blobs = candidate.manifest.blobs
     with cache.hold([candidate.digest, *(blob.digest for blob in blobs)]):
-        ensure_blobs(candidate.digest, blobs, client=client, cache=cache)
+        ensure_blobs(candidate, blobs, client=client, cache=cache)
         paths = {blob.digest: path for blob in blobs if (path := cache.path_of(blob.digest)) is not None}
         stored = write_bundle(into, manifest=candidate.manifest, files=paths, envelope=candidate.signed.envelope)
     if stored.digest != candidate.digest:

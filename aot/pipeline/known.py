@@ -133,7 +133,7 @@ def fetch_known(candidate: Candidate, *, client: RegistryClient | None, cache: L
     """
     wanted = {file.digest for artifact in candidate.manifest.artifacts for file in artifact.all_files}
     blobs = [blob for blob in candidate.manifest.blobs if blob.digest in wanted]
-    ensure_blobs(candidate.digest, blobs, client=client, cache=cache)
+    ensure_blobs(candidate, blobs, client=client, cache=cache)
     paths = {blob.digest: cache.verified_path(blob.digest) for blob in blobs}
     found = {digest: path for digest, path in paths.items() if path is not None}
     if len(found) != len(blobs):

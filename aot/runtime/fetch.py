@@ -1,7 +1,8 @@
 """From a name to verified bytes on this node: resolve, verify, select, fetch.
 
 The first half of the pod's flow (design.md, section 5), shared by `aot.pull`, `aot.load` and `aot.explain`. Two
-requests at most: one for the manifests, one for links; none when the node's cache holds what a lock pins.
+requests at most: one for the manifests, one for links; only the first on a node that holds nothing of it, where the
+blobs are few; none when the node's cache holds what a lock pins.
 """
 
 import logging
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from aot.client import RegistryClient
     from aot.runtime.late_client import LateClient
     from aot.schema.lock import Lock
+    from aot.schema.wire.blobs import Link
     from aot.schema.wire.signed import SignedManifest
     from aot.trust import TrustedKeys
 
@@ -46,12 +48,16 @@ log = logging.getLogger("aot")
 
 
 class Candidate(Struct, frozen=True):
-    """One bundle whose manifest has been verified. `cached`: it came from this node's cache."""
+    """One bundle whose manifest has been verified.
+
+    `cached`: it came from this node's cache. `links`: those that came with the answer, to blobs of its bundles.
+    """
 
     digest: Digest
     manifest: Manifest
     signed: "SignedManifest"
     cached: bool = False
+    links: tuple["Link", ...] = ()
 
     def digests(self, selection: Selection) -> tuple[Digest, ...]:
         """Of every blob that the selected artifacts need."""
@@ -99,15 +105,17 @@ def resolve(
     if pins is not None:
         found = _resolve_pins(reference, pins, verification, client=client, cache=cache)
         return Resolved(reference, found, verification.refusals(), pinned=True)
+    links: tuple[Link, ...] = ()
     try:
-        answered, stale = _ask(reference, client), False
+        answered, links = _ask(reference, client, links=cache.recall_tag(reference) is None)
+        stale = False
     except (Unavailable, NotARegistry) as error:
         answered, stale = _recall(reference, cache), True
         if not answered:
             raise
         why = "no registry may be asked" if client is None else error.message
         log.warning("aot uses what %s was when it was last resolved: %s", reference, why)
-    candidates = [verification.candidate(one, cached=stale) for one in answered]
+    candidates = [verification.candidate(one, cached=stale, links=links) for one in answered]
     remaining = tuple(one for one in candidates if one is not None)
     if not remaining:
         raise verification.first
@@ -138,7 +146,7 @@ def ensure_artifacts(
     Raises Unavailable, IntegrityFailed, LocalStorageFull.
     """
     chosen = [candidate.manifest.artifacts[index] for index in selection.artifacts]
-    ensure_blobs(candidate.digest, blobs_of(chosen), client=client, cache=cache)
+    ensure_blobs(candidate, blobs_of(chosen), client=client, cache=cache)
 
 
 def ensure_verified(
@@ -163,15 +171,19 @@ def ensure_verified(
     return paths
 
 
-def ensure_blobs(bundle: Digest, wanted: Iterable[Blob], *, client: "Registry | None", cache: "LocalCache") -> None:
+def ensure_blobs(
+    candidate: Candidate, wanted: Iterable[Blob], *, client: "Registry | None", cache: "LocalCache"
+) -> None:
     """Make true that these blobs of the bundle lie in the cache. Raises as `ensure_artifacts` does."""
     missing = cache.missing(wanted)
     if not missing:
         return
     if client is None:
-        raise _offline(f"{len(missing)} blob(s) of {bundle.short} are not on this node")
-    links = client.get_download_links(bundle, [blob.digest for blob in missing])
-    client.fetch_blobs(missing, links, cache)
+        raise _offline(f"{len(missing)} blob(s) of {candidate.digest.short} are not on this node")
+    links = candidate.links
+    if {blob.digest for blob in missing} - {link.digest for link in links}:
+        links = client.get_download_links(candidate.digest, [blob.digest for blob in missing])
+    client.fetch_blobs(missing, links, cache, bundle=candidate.digest)
 
 
 def blobs_of(artifacts: Sequence[Artifact]) -> tuple[Blob, ...]:
@@ -232,8 +244,9 @@ def _resolve_pins(
     missing = [digest for digest in pins if digest not in found and not verification.is_final(digest)]
     if missing:
         try:
-            for signed in _ask(reference, client, pins=missing):
-                if candidate := verification.candidate(signed, build_key=pins[signed.digest]):
+            answered, links = _ask(reference, client, pins=missing, links=True)
+            for signed in answered:
+                if candidate := verification.candidate(signed, build_key=pins[signed.digest], links=links):
                     found[signed.digest] = candidate
         except (Unavailable, NotARegistry, NotFound, BundleWithdrawn) as error:
             if verification.refused and not found:
@@ -247,18 +260,22 @@ def _resolve_pins(
 
 
 def _ask(
-    reference: Reference, client: "Registry | None", *, pins: Sequence[Digest] = ()
-) -> "tuple[SignedManifest, ...]":
-    """What the registry says, in one request: the live bundles of the tag, or those pinned."""
+    reference: Reference, client: "Registry | None", *, pins: Sequence[Digest] = (), links: bool
+) -> "tuple[tuple[SignedManifest, ...], tuple[Link, ...]]":
+    """What the registry says, in one request: the live bundles of the tag, or those pinned; with `links`, those too."""
     if client is None:
         raise _offline(f"{reference} is not on this node")
-    answered = client.resolve(reference, pins=pins)
+    if links:
+        reply = client.resolve_with_links(reference, pins=pins)
+        answered, linked = reply.bundles, reply.links
+    else:
+        answered, linked = client.resolve(reference, pins=pins), ()
     bundles = tuple(one for one in answered if one.digest in pins) if pins else answered
     if answered and not bundles:
         raise NotFound(f"the registry answered with other bundles than {pins[0]}", hint="check AOT_URL")
     if not bundles:
         raise BundleNotFound(f"{reference} names no live bundle", hint="`aot ls` shows what is published")
-    return bundles
+    return bundles, linked
 
 
 def _recall(reference: Reference, cache: "LocalCache") -> "tuple[SignedManifest, ...]":
@@ -276,7 +293,12 @@ class _Verification:
         self.refused: dict[Digest, AotError] = {}
 
     def candidate(
-        self, signed: "SignedManifest", *, build_key: BuildKey | None = None, cached: bool = False
+        self,
+        signed: "SignedManifest",
+        *,
+        build_key: BuildKey | None = None,
+        cached: bool = False,
+        links: "tuple[Link, ...]" = (),
     ) -> Candidate | None:
         """Return the bundle as a candidate, or None where it is refused."""
         try:
@@ -285,7 +307,7 @@ class _Verification:
             self.refused[signed.digest] = error
             return None
         self.refused.pop(signed.digest, None)
-        return Candidate(signed.digest, manifest, signed, cached)
+        return Candidate(signed.digest, manifest, signed, cached, links)
 
     def is_final(self, digest: Digest) -> bool:
         """Say that asking again is of no use: the bytes stay what they are, though an envelope may get another key."""

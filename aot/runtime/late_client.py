@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aot.cache import LocalCache
     from aot.client import RegistryClient
     from aot.schema.wire.blobs import Link
+    from aot.schema.wire.bundles import ResolveReply
     from aot.schema.wire.signed import SignedManifest
     from aot.schema.wire.workers import Receipt
 
@@ -35,11 +36,16 @@ class LateClient:
     def resolve(self, reference: Reference, *, pins: Sequence[Digest] = ()) -> "tuple[SignedManifest, ...]":
         return self._client.resolve(reference, pins=pins)
 
+    def resolve_with_links(self, reference: Reference, *, pins: Sequence[Digest] = ()) -> "ResolveReply":
+        return self._client.resolve_with_links(reference, pins=pins)
+
     def get_download_links(self, bundle: Digest, blobs: Iterable[Digest]) -> "tuple[Link, ...]":
         return self._client.get_download_links(bundle, blobs)
 
-    def fetch_blobs(self, wanted: Iterable[Blob], links: "Iterable[Link]", cache: "LocalCache") -> tuple[Path, ...]:
-        return self._client.fetch_blobs(wanted, links, cache)
+    def fetch_blobs(
+        self, wanted: Iterable[Blob], links: "Iterable[Link]", cache: "LocalCache", *, bundle: Digest | None = None
+    ) -> tuple[Path, ...]:
+        return self._client.fetch_blobs(wanted, links, cache, bundle=bundle)
 
     def send_receipt(self, receipt: "Receipt") -> None:
         self._client.send_receipt(receipt)

@@ -1,7 +1,7 @@
 """`load`, `pull` and `explain`: the pod's door (design.md, section 5).
 
-observe → manifests (one request) → verify → select, all reasons → links (one request) → blobs → load. Whatever fails
-on the way is a reason to run eagerly, unless the caller asked for it to be raised.
+observe → manifests (one request) → verify → select, all reasons → links (one request, unless they came along) → blobs
+→ load. Whatever fails on the way is a reason to run eagerly, unless the caller asked for it to be raised.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from aot.schema.digest import Digest
 from aot.schema.environment import ContainerFacts, Environment
 from aot.schema.names import Reference
 from aot.schema.spec import Blob, File
+from aot.schema.text import parse_word
 from aot.select import Policy, select
 from aot.trust import TrustedKeys
 
@@ -74,8 +75,8 @@ def load(
     Raises InvalidInput for a reference, lock file or setting that cannot be read.
     """
     config = config or Config.from_environ()
-    policy = Fallback.parse(fallback or config.fallback)
-    outputs = GraphOutputs.parse(graph_outputs) if graphs else None
+    policy = parse_word(fallback or config.fallback, Fallback, of="the fallback")
+    outputs = parse_word(graph_outputs, GraphOutputs, of="graph outputs") if graphs else None
     parsed, pins = Reference.parse(reference), _read_lock(lock)
     started = time.perf_counter()
     attempt = _Attempt(parsed, module, policy, graphs=outputs)
@@ -174,7 +175,7 @@ class _Attempt:
         with pod.cache.hold(held):
             if missing := pod.cache.missing(wanted):
                 self.fetches = held
-                ensure_blobs(candidate.digest, missing, client=pod.client, cache=pod.cache)
+                ensure_blobs(candidate, missing, client=pod.client, cache=pod.cache)
             # Not around the fetch, which may take minutes.
             with no_full_collection():
                 return pod.load(
@@ -226,8 +227,7 @@ class _Attempt:
         """A model that runs eagerly because of `error`; raises it where the caller wants that."""
         if self.fallback is Fallback.RAISE:
             raise error from cause
-        advice = f"; try: {error.hint}" if error.hint else ""
-        log.warning("aot runs %s eagerly: %s%s", self.reference, error.message, advice)
+        log.warning("aot runs %s eagerly: %s", self.reference, error.as_line)
         return load_nothing(
             self.module, error=error, fallback=self.fallback, reference=self.reference, selection=self.selection
         )
@@ -263,7 +263,8 @@ class _Pod(Struct, frozen=True):
             wanted = {bundle: self.blobs(resolved.candidate(bundle), one) for bundle, one in chosen.items()}
             with self.cache.hold([*wanted, *(blob.digest for blobs in wanted.values() for blob in blobs)]):
                 for bundle, blobs in wanted.items():
-                    ensure_pulled(bundle, blobs, client=self.client, cache=self.cache, hashed=not written)
+                    one = resolved.candidate(bundle)
+                    ensure_pulled(one, blobs, client=self.client, cache=self.cache, hashed=not written)
                 self.cache.evict()
         return Pulled(reference, selection.bundle, selection, resolved.stale)
 

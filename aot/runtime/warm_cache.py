@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from aot.errors import AotError, InvalidConfig, LocalStorageFull
 from aot.runtime.fetch import Candidate, Resolved, ensure_blobs, remember, verify_signed
-from aot.schema.digest import Digest
 from aot.schema.spec import Blob
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def remember_unless_known(resolved: Resolved, *, cache: "LocalCache", trusted: "
 
 
 def ensure_pulled(
-    bundle: Digest, wanted: Iterable[Blob], *, client: "Registry | None", cache: "LocalCache", hashed: bool
+    candidate: Candidate, wanted: Iterable[Blob], *, client: "Registry | None", cache: "LocalCache", hashed: bool
 ) -> None:
     """Make true that these blobs of the bundle lie in the cache, and with `hashed` that they are whole.
 
@@ -44,7 +43,7 @@ def ensure_pulled(
     LocalStorageFull, InvalidConfig.
     """
     blobs = tuple(wanted)
-    ensure_blobs(bundle, blobs, client=client, cache=cache)
+    ensure_blobs(candidate, blobs, client=client, cache=cache)
     for blob in blobs if hashed else ():
         cache.verified_path(blob.digest)
 

@@ -1,17 +1,20 @@
 """The client against the real application: the flows of submit, work and pull, and every method once."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aot.cache import LocalCache
+from aot.cli.exits import Exit, exit_code_of
 from aot.client import RegistryClient
 from aot.errors import (
     BlobMissing,
     BuildNotFound,
     BundleWithdrawn,
     LeaseLost,
+    RegistryError,
     TagMoved,
     TagNotFound,
     Unauthenticated,
@@ -90,6 +93,19 @@ def test_submit_work_and_pull(client: RegistryClient, tmp_path: Path) -> None:
     ]
 
 
+def test_a_cold_node_pulls_with_one_request(client: RegistryClient, tmp_path: Path) -> None:
+    digest = published(client, tmp_path)
+    transport = client.transport
+    assert isinstance(transport, AppTransport)
+    transport.sent.clear()
+    reply = client.resolve_with_links(REFERENCE)
+    manifest = decode_manifest(reply.bundles[0].manifest.encode())
+    paths = client.fetch_blobs(manifest.blobs, reply.links, LocalCache(tmp_path / "cache"))
+    assert [path.read_bytes() for path in paths] == [BYTES[blob.digest] for blob in manifest.blobs]
+    assert ([one.digest for one in reply.bundles], client.resolve(REFERENCE)) == ([digest], reply.bundles)
+    assert [path for _, path in transport.sent if path.startswith("/v1/")] == ["/v1/models/default/mini/v1"] * 2
+
+
 def test_what_was_uploaded_is_not_asked_for_again(client: RegistryClient, tmp_path: Path) -> None:
     published(client, tmp_path)
     assert client.open_uploads(Namespace("default"), (*a_spec().blobs, *a_manifest().blobs)) == ()
@@ -162,6 +178,32 @@ def test_tags_move_and_bundles_are_withdrawn(client: RegistryClient, tmp_path: P
     with pytest.raises(BundleWithdrawn) as raised:
         client.resolve(REFERENCE.pinned_to(digest))
     assert raised.value.details["reason"] == "wrong on batch 1"
+
+
+def test_a_tag_is_removed(client: RegistryClient, tmp_path: Path) -> None:
+    digest = published(client, tmp_path)
+    with pytest.raises(TagMoved):
+        client.untag(REFERENCE, expected=Digest.of(b"something else"))
+    [removed] = client.untag(REFERENCE, expected=digest)
+    assert (removed.reference, removed.bundle, removed.profile) == (REFERENCE, digest, a_profile().name)
+    with pytest.raises(TagNotFound):
+        client.untag(REFERENCE)
+    assert client.get_bundle(digest).tags == ()
+
+
+@pytest.mark.parametrize("change", [{"method": "PATCH"}, {"path": "/v1/untag/{namespace}/{name}/{tag}"}])
+def test_a_registry_without_an_endpoint_is_called_older(
+    client: RegistryClient, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+) -> None:
+    """As the application itself refuses a method and a path that it does not have."""
+    row = ENDPOINTS["untag"]._replace(**change)
+    monkeypatch.setitem(ENDPOINTS, "untag", row)
+    with pytest.raises(RegistryError, match=f"does not know {row.method} {re.escape(row.path)}") as raised:
+        client.untag(REFERENCE)
+    assert "older version" in raised.value.hint and exit_code_of(raised.value) is Exit.REFUSED
+    monkeypatch.undo()
+    with pytest.raises(TagNotFound):  # which is its own answer
+        client.untag(REFERENCE)
 
 
 def test_kernels_are_listed(client: RegistryClient, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, event, select, text
 
-from aot.errors import BundleNotFound, StorageUnavailable, Unauthenticated
+from aot.errors import BundleNotFound, BundleWithdrawn, StorageUnavailable, Unauthenticated
 from aot.schema.digest import Digest
 from aot.schema.wire.blobs import DownloadLinksRequest
-from aot.schema.wire.bundles import TagRequest
+from aot.schema.wire.bundles import TagRequest, WithdrawRequest
 from aot.schema.wire.workers import Scope
 from registry.db import hot
 from registry.db.models import ArtifactBlobRow, TokenRow
@@ -21,6 +21,8 @@ from registry.services.callers import REMEMBERED_SECONDS
 from tests.builders import a_profile, a_spec
 from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.service import Service, a_service
+
+LINKS = {"links": "true"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -62,6 +64,48 @@ def test_a_pods_two_requests_are_one_statement_each_and_one_for_its_token(servic
         links = service.call("get_download_links", DownloadLinksRequest(), token=token, digest=bundle).links
     assert len(links) > 0
     assert ["FROM tokens" in sql for sql in sent] == [False]
+
+
+def test_a_cold_pods_request_is_one_statement_and_has_the_links_too(service: Service) -> None:
+    bundle = service.published(a_spec()).bundle
+    service.call("tag", TagRequest(bundle=bundle), namespace="default", name="mini", tag="latest")
+    token = service.token(Scope.READ)
+    asked = service.call("get_download_links", DownloadLinksRequest(), token=token, digest=bundle).links
+    for target in ("latest", bundle):
+        place = {"namespace": "default", "name": "mini", "target": target}
+        with statements(service) as sent:
+            found = service.call("resolve", token=token, query=LINKS, **place)
+        assert ([one.digest for one in found.bundles], found.links, len(sent)) == ([bundle], asked, 1)
+        assert service.call("resolve", token=token, query={"links": "false"}, **place).links == ()
+        assert service.call("resolve", token=token, **place).links == ()
+
+
+def test_more_blobs_than_a_pod_may_need_are_not_linked_to(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = service.published(a_spec()).bundle
+    place = {"namespace": "default", "name": "mini", "target": bundle}
+    count = len(service.call("resolve", query=LINKS, **place).links)
+    monkeypatch.setattr("registry.api.bundles.MOST_LINKED", count - 1)
+    found = service.call("resolve", query=LINKS, **place)
+    assert ([one.digest for one in found.bundles], found.links) == ([bundle], ())
+
+
+def test_links_are_to_what_the_caller_may_read_alone(service: Service) -> None:
+    bundle = service.published(a_spec()).bundle
+    place = {"namespace": "default", "name": "mini", "target": bundle}
+    stranger = service.token(Scope.READ, namespaces=["other"])
+    with pytest.raises(BundleNotFound):
+        service.call("resolve", token=stranger, query=LINKS, **place)
+    service.call("withdraw", WithdrawRequest(reason="wrong"), digest=bundle)
+    with pytest.raises(BundleWithdrawn):
+        service.call("resolve", query=LINKS, **place)
+
+
+@pytest.mark.parametrize("value", ["", "1", "TRUE", "yes"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(service: Service, value: str) -> None:
+    headers = {"authorization": f"Bearer {service.admin}"}
+    answer = service.http.get(f"/v1/models/default/mini/latest?links={value}", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid-input")
+    assert "wanted links=true or links=false" in answer.json()["message"]
 
 
 def test_a_removed_token_reads_for_five_seconds_more_and_does_nothing_else(service: Service) -> None:

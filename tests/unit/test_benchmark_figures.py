@@ -12,7 +12,7 @@ from aot.schema.spec import Blob
 from benchmarks import pull
 from benchmarks.many_artifacts import ARTIFACTS, FILES, digest_of, fill
 from benchmarks.pull import HASHED, compare
-from benchmarks.resolve import Window, bucket, p50_of_requests, summary
+from benchmarks.resolve import Window, bucket, summary
 from registry.db import hot
 from registry.db.session import open_sessions
 from registry.storage import open_store
@@ -68,12 +68,6 @@ def test_ratios_are_of_one_round_each_and_many_is_compared_with_few_and_bare() -
         }
     )
     assert (found["p99_ratio"], found["throughput_ratio"]) == (1.5, 0.6)
-    assert found["operations_ratio"] == 0.3, "an operation is two requests of ours, and one of the bare application"
-
-
-def test_the_requests_of_an_operation_are_told_apart() -> None:
-    windows = [Window([9.0, 9.0], 1, [(1.0, 5.0), (2.0, 6.0)]), Window([9.0], 1, [(4.0, 4.0)])]
-    assert p50_of_requests(windows) == [2.0, 5.0]
 
 
 def test_the_bucket_of_the_benchmark_takes_a_registry_that_keeps_blobs_in_s3(

@@ -1,9 +1,9 @@
-"""What a node asks of the registry: two requests where it is cold, none where a digest is warm; tags and locks."""
+"""What a node asks of the registry: one request where it is cold, none where a digest is warm; tags and locks."""
 
 import pytest
 
 from aot.errors import InvalidInput, SignatureRejected
-from aot.schema.digest import BuildKey
+from aot.schema.digest import BuildKey, Digest
 from tests.builders import a_manifest, altered
 from tests.simulator import RegistrySimulator, a_reference
 from tests.unit.fetch.nodes import LEVELS, MINI, Node, a_level, a_lock
@@ -11,10 +11,39 @@ from tests.unit.fetch.nodes import LEVELS, MINI, Node, a_level, a_lock
 # What is asked of the registry
 
 
-def test_a_cold_node_makes_two_requests(node: Node, simulator: RegistrySimulator) -> None:
+def test_a_cold_node_gets_manifests_and_links_with_one_request(node: Node, simulator: RegistrySimulator) -> None:
+    digest = simulator.add(a_manifest())
+    paths = node.fetch()
+    assert [Digest.of(path.read_bytes()) for path in paths.values()] == list(paths)
+    assert node.asked() == ["GET /v1/models/default/mini/latest"]
+    node.cache.root.rename(node.cache.root.with_name("lost"))
+    node.fetch(MINI.pinned_to(digest))
+    assert node.asked() == [f"GET /v1/models/default/mini/{digest}"]
+
+
+def test_links_that_did_not_come_along_are_asked_for(node: Node, simulator: RegistrySimulator) -> None:
+    simulator.links_at_once = False
     digest = simulator.add(a_manifest())
     node.fetch()
     assert node.asked() == ["GET /v1/models/default/mini/latest", f"POST /v1/bundles/{digest}/links"]
+
+
+def test_a_node_that_knows_the_tag_asks_for_links_to_what_it_lacks_alone(
+    node: Node, simulator: RegistrySimulator
+) -> None:
+    simulator.add(a_manifest())
+    node.fetch()
+    node.asked()
+    newer = simulator.add(altered(a_manifest(), canaries=()))
+    node.fetch()
+    assert node.asked() == ["GET /v1/models/default/mini/latest"], "every blob of it lies on the node"
+    lost = next(iter(node.fetch()))
+    node.asked()
+    path = node.cache.path_of(lost)
+    assert path is not None
+    path.unlink()
+    node.fetch()
+    assert node.asked() == ["GET /v1/models/default/mini/latest", f"POST /v1/bundles/{newer}/links"]
 
 
 def test_a_warm_node_asks_once_where_the_tag_stands(node: Node, simulator: RegistrySimulator) -> None:
