@@ -9,6 +9,8 @@ reached are listed in the file. `--device cpu --tiny` tries the whole with few a
 for modes without graphs: `--rows ours --mode max-autotune-no-cudagraphs` beside the default of `--mode`, max-autotune.
 Compiling is what takes long: `jit` compiles each batch once, `captured` twice, here and on the worker. `--batches 1`
 halves that; `--in-turn` has `captured` take Mega-Cache starts of its own, of the same graphs, and needs no other row.
+Two cards of one host are measured at once by two calls, each with a CUDA_VISIBLE_DEVICES, `--data` and `--label` of its
+own; `benchmarks.merge` makes one file of both.
 
 Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
     ours         a bundle that was built by the service and pulled; the registry is not asked
@@ -31,16 +33,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.card_bytecode import BYTECODE, measure_bytecode
 from benchmarks.card_captured import CAPTURED, measure_captured
-from benchmarks.card_host import card_host, card_label, run_tests
+from benchmarks.card_host import card_host, label_of, run_tests
 from benchmarks.card_regions import measure_regions
 from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
 from benchmarks.card_width import SECOND, measure_width
 from benchmarks.cold_start import RESULTS
+from benchmarks.merge import key_of, on_host
 from benchmarks.models import CARD, DEEP
 from benchmarks.service import running_service
 from benchmarks.starts import ROOT
@@ -57,16 +61,18 @@ CHANGED = ("decoder", "resnet50")
 def main() -> int:
     options = _parse()
     ending = time.monotonic() + options.seconds
-    label = options.label or card_label(options.device)
+    host = card_host(options.device)
+    label = options.label or label_of(host)
     path = RESULTS / f"{label}.json"
     RESULTS.mkdir(exist_ok=True)
-    report = read_report(path) | {"host": card_host(options.device)}
+    report = on_host(read_report(path), host)
     data = options.data or Path(tempfile.mkdtemp(prefix="aot-card-"))
     data.mkdir(parents=True, exist_ok=True)
     try:
         if options.tests:
             report["tests"] = run_tests(RESULTS / f"{label}-tests.txt")
         with running_service(data / "service") as service:
+            service.cancel_live()
             bench = Bench(service, data, options)
             for name, row in plan(options.models, options.rows):
                 take(report, bench, name, row, ending=ending, write=lambda: write_report(report, path))
@@ -93,14 +99,18 @@ def take(
     key = {"model": name, "mode": mode, "row": row}
     started = time.monotonic()
 
+    def timed(found: dict[str, Any]) -> dict[str, Any]:
+        """With when it was taken, by which `benchmarks.merge` knows the newest."""
+        return {**key, "taken": datetime.now(UTC).isoformat(timespec="seconds"), **found}
+
     def full(found: dict[str, Any]) -> dict[str, Any]:
         title = {**DEEP, **CARD}[name].title
-        return {**key, "title": title, "took_seconds": round(time.monotonic() - started, 1), **found}
+        return timed({"title": title, "took_seconds": round(time.monotonic() - started, 1), **found})
 
     def keep(found: dict[str, Any]) -> None:
         """What there is of a row that may be cut off; a whole one of an earlier call is worth more."""
-        put(report["not_reached"], {**key, "reason": "cut off after its starts, before its latencies"})
-        if not any("steady" in one for one in report["rows"] if _same(one, key)):
+        put(report["not_reached"], timed({"reason": "cut off after its starts, before its latencies"}))
+        if not any("steady" in one for one in report["rows"] if key_of(one) == key_of(key)):
             put(report["rows"], full(found))
         write()
 
@@ -122,12 +132,12 @@ def take(
         # One row that fails, of whatever cause, keeps no other from being measured; the reason stands in the results.
         reason = _placeless(f"{type(error).__name__}: {error}", bench.data)[-2000:]
         print(f"{name} {row}: {reason}", file=sys.stderr)
-        put(report["not_reached"], {**key, "reason": reason})
+        put(report["not_reached"], timed({"reason": reason}))
     else:
         put(report["rows"], found := full(found))
         if row == CAPTURED and (ratio := over_mega_cache(rows_of(report, mode)[name])):
             found["summary"]["over_mega_cache"] = round(ratio, 3)
-        report["not_reached"] = [one for one in report["not_reached"] if not _same(one, key)]
+        report["not_reached"] = [one for one in report["not_reached"] if key_of(one) != key_of(key)]
         print(f"{name} {row}: {json.dumps(found.get('summary'))} in {found['took_seconds']} s", file=sys.stderr)
     write()
 
@@ -141,7 +151,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 def put(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
     """Add the row, in place of one of the same model, mode and name."""
-    rows[:] = [one for one in rows if not _same(one, row)] + [row]
+    rows[:] = [one for one in rows if key_of(one) != key_of(row)] + [row]
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -155,10 +165,6 @@ def _placeless(text: str, data: Path) -> str:
     for place, name in ((data, "DATA"), (sys.prefix, "PREFIX"), (ROOT, "."), (Path.home(), "~")):
         text = text.replace(str(place), name)
     return text
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one[field] == other[field] for field in ("model", "mode", "row"))
 
 
 def _words(text: str) -> list[str]:

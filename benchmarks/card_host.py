@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,7 @@ def card_host(device: str) -> dict[str, Any]:
     return found
 
 
-def card_label(device: str) -> str:
-    import torch
-
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    words = re.sub(r"[^a-z0-9]+", "-", name.lower().replace("nvidia", "")).strip("-")
-    return f"{words}-torch-{torch.__version__.partition('+')[0]}"
+def label_of(host: Mapping[str, Any]) -> str:
+    """Return the name of the file of results of such a host: `h200-torch-2.11.0`."""
+    words = re.sub(r"[^a-z0-9]+", "-", host.get("card", "cpu").lower().replace("nvidia", "")).strip("-")
+    return f"{words}-torch-{host['torch'].partition('+')[0]}"

@@ -1,5 +1,6 @@
 """An `aot up` of one's own, on a free port and a private data directory, for as long as a block runs."""
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from aot.schema.state import BuildState
 from benchmarks.starts import ROOT
 
 
@@ -31,6 +33,17 @@ class Service:
             text=True,
             check=True,
         ).stdout
+
+    def cancel_live(self) -> list[str]:
+        """Cancel what a call that was cut off has left to build, and return it: the worker would go on with that first.
+
+        Whoever wants it submits it again, and gets a build of his own.
+        """
+        builds = json.loads(self.aot("ls", "--builds", "--json"))["builds"]
+        live = [str(one["id"]) for one in builds if BuildState(one["state"]).live]
+        for build in live:
+            self.aot("cancel", build, quiet=True)
+        return live
 
 
 @contextmanager

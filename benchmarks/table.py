@@ -21,6 +21,8 @@ MOST_STEADY_LAUNCHES, LEAST_GEOMEAN, LEAST_SPEED = 0.9, 1.7, 1.0
 LEAST_CHEAPER, LEAST_KEPT, LEAST_SAVED = 7.5, 0.95, 0.8
 # Rows that compare no starts.
 OF_BUILDS = ("regions", "second-build")
+# Rows in mode default of their own, which stand beside every mode.
+OF_DEFAULT = ("regions", "jit-default")
 # Programs whose calls are mostly launches, at batch 1.
 LAUNCHES = ("llama-decode",)
 # Graphs hold memory of their own, so the bound on memory is for the modes without.
@@ -45,14 +47,24 @@ def modes_of(report: Mapping[str, Any]) -> list[str]:
 def render(report: Mapping[str, Any], mode: str) -> list[str]:
     """Lines of Markdown: what was measured on, starts, steady latencies, sizes, regions, and what was missed."""
     rows = rows_of(report, mode)
-    host = report["host"]
-    where = [str(host[name]) for name in ("card", "cpu", "torch", "cuda", "python") if host.get(name)]
-    lines = [f"Mode `{mode}`; {', '.join(where)}.", "", *_starts(rows), "", *_steady(rows), "", *_sizes(rows)]
+    lines = [f"Mode `{mode}`; {_where(report['host'])}.", *_elsewhere(report, mode), ""]
+    lines += [*_starts(rows), "", *_steady(rows), "", *_sizes(rows)]
     lines += ["", *caches] if (caches := list(render_caches(rows))) else []
     lines += ["", *_regions(report), *_second_builds(report, mode)]
     found = [*missed(report, mode), *never_begun(report, mode)]
     lines += ["", "Missed:" if found else "Missed: nothing.", *([""] if found else []), *(f"* {one}" for one in found)]
     return lines
+
+
+def _where(host: Mapping[str, Any]) -> str:
+    return ", ".join(str(host[name]) for name in ("card", "cpu", "torch", "cuda", "python") if host.get(name))
+
+
+def _elsewhere(report: Mapping[str, Any], mode: str) -> list[str]:
+    """Rows that were measured on another host than the rest."""
+    found = [row for row in report["rows"] if "host" in row and (row["mode"] == mode or row["row"] in OF_DEFAULT)]
+    told = [f"{one['title']}, {one['row']}: {_where(one['host'])}, driver {one['host'].get('driver')}" for one in found]
+    return ["", *(f"* {line}" for line in told)] if told else []
 
 
 def rows_of(report: Mapping[str, Any], mode: str) -> dict[str, dict[str, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from aot.capture.collect import MARK, names_places
 from aot.capture.entries import Entry
 from aot.capture.pickled import MOST_BYTES
 from aot.capture.plain import read_plain
-from aot.capture.roots import ROOTS
+from aot.capture.roots import DRIVER, ROOTS
 from aot.capture.tables import MOST_BYTES as MOST_TABLE_BYTES
 from aot.capture.tables import form_of, joined
 from aot.errors import AotError, DigestMismatch, InvalidConfig, LocalStorageFull, MalformedDocument
@@ -58,6 +58,8 @@ def restore(entries: Sequence[Entry], blobs: Mapping[Digest, Path], *, into: Pat
         )
     try:
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Nothing says that the driver makes the directory that it is told to use, as compilers do.
+        (into / DRIVER).mkdir(exist_ok=True)
         # The lock saves work: without one each file still appears whole, several times.
         with locked(into.with_name(f"{into.name}.lock"), wait_seconds=WAIT_SECONDS):
             written = sum(unless_stale(partial(_place, entry, blobs[entry.digest], into)) for entry in entries)

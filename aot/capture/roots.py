@@ -33,6 +33,7 @@ class CacheRoot:
     below: str = ""
 
 
+DRIVER = "cuda"
 ROOTS: tuple[CacheRoot, ...] = (
     # torch/_inductor/codecache.py. Triton's files of compiled graphs lie in it as well, below triton/<device>.
     CacheRoot(
@@ -52,7 +53,7 @@ ROOTS: tuple[CacheRoot, ...] = (
     ),
     # CUDA C++ programming guide, environment variables: PTX that the driver compiled.
     CacheRoot(
-        "cuda", "CUDA_CACHE_PATH", "<a>/<b>/<digest>, index", "the PTX, the driver's version, the card", Evidence.FILES
+        DRIVER, "CUDA_CACHE_PATH", "<a>/<b>/<digest>, index", "the PTX, the driver's version, the card", Evidence.FILES
     ),
     # torch/utils/cpp_extension.py, _get_build_directory
     CacheRoot(

@@ -39,7 +39,8 @@ def draw(example: "Tensor", shape: Sequence[int], *, generator: "Generator") -> 
     | example                      | drawn                                                                  |
     |------------------------------|------------------------------------------------------------------------|
     | bool, or only 0 and 1        | 0 and 1, at least half of them 1, each row beginning with 1            |
-    | integers                     | uniform within the example's range; sorted where the example was       |
+    | integers                     | uniform within the example's range; sorted where the example was, and  |
+    |                              | each once where it rose at every step and the range has enough of them |
     | floats                       | normal with the example's mean and deviation; absolute if none was < 0 |
     | floats with -inf or the like | the same, with that value at as many places, no row of it alone        |
     """
@@ -142,12 +143,23 @@ def _draw_integers(example: "Tensor", shape: Sequence[int], generator: "Generato
     low, high = int(example.min()), int(example.max())
     if (low, high) in ((0, 1), (1, 1)) and example.numel() > 1:
         return _draw_mask(example.flatten(), shape, generator).to(example.dtype)
+    never_falls, rises = _order_of(example) if low != high else (False, False)
+    # Positions to write to: of two values for one place, a card keeps now this one, now that.
+    count = shape[-1] if rises and shape[-1] <= high - low + 1 else 0
+    top = high - max(0, count - 1)
     # Uniform by way of a float: `high + 1` need not fit into the type. Indices beyond 2**53 do not occur.
     unit = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
-    drawn = (low + (unit * (high - low + 1)).floor()).clamp(low, high).to(example.dtype)
-    if example.dim() and example.shape[-1] > 2 and low != high and bool((example.diff(dim=-1) >= 0).all()):
-        return drawn.sort(dim=-1).values  # offsets and positions
-    return drawn
+    drawn = (low + (unit * (top - low + 1)).floor()).clamp(low, top).to(example.dtype)
+    drawn = drawn.sort(dim=-1).values if never_falls else drawn
+    return drawn + torch.arange(count, dtype=drawn.dtype) if count else drawn
+
+
+def _order_of(example: "Tensor") -> tuple[bool, bool]:
+    """Whether three or more integers never fall along the last dimension, as offsets, and whether they always rise."""
+    if not example.dim() or example.shape[-1] < 3:
+        return False, False
+    before, after = example[..., :-1], example[..., 1:]  # compared, since differences of unsigned ones do not fall
+    return bool((after >= before).all()), bool((after > before).all())
 
 
 def _draw_floats(values: "Tensor", shape: Sequence[int], generator: "Generator") -> "Tensor":

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from aot.schema.state import BuildState
 from benchmarks import card
 from benchmarks.card_rows import ROWS, Bench, steady_of
 from benchmarks.card_width import saved_of
 from benchmarks.models import CARD, DEEP
+from benchmarks.service import Service
 from benchmarks.starts import Start
 from benchmarks.table import geometric_mean, missed, peak_ratio, render, rows_of
 from benchmarks.table_wanted import never_begun, wanted_of
@@ -200,6 +202,20 @@ def test_a_row_that_is_cut_off_replaces_no_whole_one(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         card.take(report, bench, "bert", "ours", ending=1e12, write=nothing)
     assert ([row["ratio_median"] for row in report["rows"]], len(report["not_reached"])) == ([1.0], 1)
+
+
+def test_what_a_call_that_was_cut_off_has_left_to_build_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker would finish it first, of whatever row it is: minutes of a card."""
+    said: list[tuple[str, ...]] = []
+    builds = [{"id": state, "state": state} for state in BuildState]
+
+    def aot(self: Service, *words: str, quiet: bool = False) -> str:
+        said.append(words)
+        return json.dumps({"builds": builds}) if words[0] == "ls" else ""
+
+    monkeypatch.setattr(Service, "aot", aot)
+    assert Service({}, Path()).cancel_live() == ["queued", "running"]
+    assert said == [("ls", "--builds", "--json"), ("cancel", "queued"), ("cancel", "running")]
 
 
 def test_rows_that_build_for_minutes_come_last() -> None:

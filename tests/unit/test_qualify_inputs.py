@@ -48,6 +48,21 @@ def test_positions_and_offsets_stay_sorted() -> None:
     assert int(found.max()) <= 15
 
 
+def test_positions_that_are_written_to_come_once_each_as_in_the_example() -> None:
+    """An eager write of two values to one place keeps either on a card, so that a right program would be refused."""
+    assert torch.equal(drawn_like(torch.arange(16), (16,)), torch.arange(16))
+    found = drawn_like(torch.tensor([[0, 3, 9, 100]], dtype=torch.int32), (64, 8))
+    assert found.dtype == torch.int32 and bool((found.diff(dim=-1) > 0).all())
+    assert int(found.min()) >= 0 and int(found.max()) <= 100 and len(found.unique(dim=0)) == 64
+    # More of them than the range has: in order is all that they can be.
+    assert bool((drawn_like(torch.arange(16), (40,)).diff() >= 0).all())
+
+
+def test_pixels_are_in_no_order() -> None:
+    example = torch.tensor([[200, 10, 90, 30]], dtype=torch.uint8)
+    assert not bool((drawn_like(example).int().diff(dim=-1) >= 0).all())
+
+
 def test_floats_keep_mean_deviation_and_sign() -> None:
     plain = drawn_like(torch.randn(1000, generator=torch.Generator().manual_seed(1)) * 5 + 2)
     assert float(plain.mean()) == pytest.approx(2, abs=0.5)
