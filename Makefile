@@ -17,7 +17,7 @@ test: $(VENV)/.ready
 
 # What uses a registry, on PostgreSQL, Valkey and a strict S3 instead of SQLite and directories. `make test` runs a part.
 SERVICE_TESTS = $(filter-out %/test_registry_postgres.py, \
-  $(shell grep -rlE 'tests\.(service|transport) import|import .*a_shell' tests --include='test_*.py'))
+  $(shell grep -rlE 'tests\.(service|transport) import|import .*(a_shell|Shell|Stand)\b' tests --include='test_*.py'))
 test-servers: $(VENV)/.ready
 	AOT_TEST_STACK=servers $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not torch" $(SERVICE_TESTS)
 

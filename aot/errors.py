@@ -53,6 +53,11 @@ class AotError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def as_line(self) -> str:
+        """Message and hint in one line: of a log, or among reasons."""
+        return f"{self.message}; try: {self.hint}" if self.hint else self.message
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions cross process pools; keyword-only arguments need help to survive pickling.
         return _rebuild, (type(self), self.message, self.hint, self.details)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from aot.cache.faults import is_noexec
 from aot.capture.account import Account, account
-from aot.capture.collect import Collected, collect, list_paths
+from aot.capture.collect import Collected, collect
 from aot.capture.command import Ended, run_command
 from aot.capture.entries import graphs_of
 from aot.capture.listing import MOST_FILES, Listing, list_caches
@@ -87,7 +88,7 @@ def capture(
     first = scratch / RUNS[0]
     compiler = _write_compiler(scratch / BIN, first, environ)
     restore(base.entries, base.paths, into=first)
-    known = list_paths(first)
+    known = frozenset(entry.path for entry in base.entries)
     start = partial(_run, command, environ=environ, effective=effective, recorded=recorded, run=run)
     cold = start(first, path=compiler)
     listed = _listed(command, first)
@@ -104,7 +105,7 @@ def capture(
             hint="does it compile anything? a program that sets these variables itself cannot be captured",
         )
     unused = None if again else ()  # another run will tell
-    everything = collect(first, scratch=scratch / "first-entries", as_found=known, unused=unused)
+    everything = collect(first, scratch=scratch / "first-entries", listed=found, as_found=known, unused=unused)
     notes = (*listed.left_out, *everything.left_out)
     if not again:
         return _readable(Captured(everything, (cold.seconds, None), None, 0, notes))
@@ -154,7 +155,7 @@ def _again(
             hint="end the command when all that it started has ended",
             details={"failures": [error.message]},
         ) from error
-    before = list_paths(second)
+    before = frozenset(entry.path for entry in everything.entries)
     watch = OpenWatch(second)
     try:
         warm = start(second)
@@ -167,7 +168,9 @@ def _again(
     # has taken away, or put a link in the place of, is not there to be kept.
     kept = after if opened is None else (used_of(before, opened) | known | (after - before)) & after
     unused = before - kept if opened is not None else ()
-    collected = collect(second, scratch=scratch / "second-entries", only=kept, as_found=known, unused=unused)
+    collected = collect(
+        second, scratch=scratch / "second-entries", listed=after, only=kept, as_found=known, unused=unused
+    )
     notes = (*listed.left_out, *collected.left_out)
     return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept), notes)
 
@@ -188,9 +191,13 @@ def _run(
         changes["PATH"] = f"{path}:{environ.get('PATH', '/usr/bin:/bin')}"
     ended = run(command, {**environ, **changes})
     if ended.code != 0:
-        raise InvalidInput(
-            f"{command[0]} ended with {ended.code}, so nothing was captured", hint="run it by itself first"
-        )
+        said = f"{command[0]} ended with {ended.code}, so nothing was captured"
+        if is_noexec(directory):  # the command knows only that a segment could not be mapped
+            raise InvalidInput(
+                f"{said}; its caches are on a file system mounted noexec: no code that it compiles can be loaded",
+                hint="set TMPDIR to a directory of a file system that is not mounted noexec",
+            )
+        raise InvalidInput(said, hint="run it by itself first")
     return ended
 
 

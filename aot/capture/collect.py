@@ -53,6 +53,7 @@ def collect(
     directory: Path,
     *,
     scratch: Path,
+    listed: Collection[str] | None = None,
     only: Collection[str] | None = None,
     as_found: Collection[str] = (),
     unused: Collection[str] | None = (),
@@ -60,6 +61,7 @@ def collect(
 ) -> Collected:
     """Return the entries below `directory`: all, or `only` those of these paths. Changed ones are written to `scratch`.
 
+    `listed`: all that lies there, of a caller who has just listed it.
     Equal graphs are one entry, and programs that torch writes again out of an entry are none. Paths of `as_found`, of
     what was restored or put together elsewhere, keep their bytes. Graphs lose the kernels whose files are `unused`, and
     the files of those that are entries, here or `beside`; with None, before a run can tell, they lose none. `scratch`
@@ -69,7 +71,7 @@ def collect(
     from aot.capture.bundled import chosen_in  # what only restores has no use for it
     from aot.capture.kernels import kernels_of
 
-    found, kept = list_paths(directory), frozenset(as_found)
+    found, kept = list_paths(directory) if listed is None else listed, frozenset(as_found)
     programs = _programs(directory, found)
     entries: dict[str, Entry] = {}
     paths: dict[Digest, Path] = {}

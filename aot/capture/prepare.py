@@ -3,6 +3,7 @@
 observe (as the command will use the host) -> resolve -> verify -> select -> fetch -> restore -> variables
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from aot.capture.record import TAG as TAG_FACT
 from aot.capture.restore import place_for, restore
 from aot.config import Config
 from aot.environment import observe_environment
-from aot.errors import AotError
+from aot.errors import AotError, InvalidConfig, LocalStorageFull
 from aot.runtime.fetch import Candidate, Resolved, ensure_verified, remember, resolve
 from aot.runtime.late_client import LateClient
 from aot.schema.artifact import Artifact
@@ -67,7 +68,7 @@ def prepare(
     try:
         return _prepare(reference, effective, config=config, environ=environ, lock=lock)
     except AotError as error:
-        return Prepared(reference, effective, reasons=(error.message,))
+        return Prepared(reference, effective, reasons=(error.as_line,))
     except OSError as error:
         return Prepared(
             reference, effective, reasons=(f"{config.cache_dir} cannot be used: {error.strerror or error}",)
@@ -84,7 +85,9 @@ def _prepare(
     client, cache = open_registry(config), LocalCache(config.cache_dir, limit_bytes=config.cache_bytes)
     trusted = TrustedKeys.parse(",".join((*config.trusted_keys, *(lock.trusted_keys if lock else ()))))
     resolved = resolve(reference, client=client, cache=cache, trusted=trusted, lock=lock)
-    remember(resolved, cache)
+    with contextlib.suppress(LocalStorageFull, InvalidConfig):
+        # A cache that cannot be written may still hold every blob.
+        remember(resolved, cache)
     caches, reasons = _of_caches(resolved, effective)
     selection = select([(one.digest, one.manifest) for one in caches], effective)
     if selection.bundle is None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aot.cache.faults import NOEXEC_HINT, is_noexec
 from aot.capture.account import Account, account
 from aot.capture.collect import list_paths
 from aot.capture.command import run_command
@@ -60,12 +61,15 @@ def run_on(
 
 
 def lines_of(prepared: Prepared, run: Run, environ: Mapping[str, str]) -> list[str]:
-    """What to tell at exit: one line, and loudly why, where what was restored was not used."""
+    """What to tell at exit: one line, and loudly why, where what was restored was not used, or could not be loaded."""
     if run.account is None:
         return []
     lines = [run.account.line()]
     if unused := why_unused(prepared, run, environ):
         lines += [f"WARNING: {unused[0]}", *(f"  {reason}" for reason in unused[1:])]
+    if run.code != 0 and prepared.directory is not None and is_noexec(prepared.directory):
+        place = f"{prepared.directory} is on a file system mounted noexec"
+        lines += [f"WARNING: {place}: no code that is compiled there can be loaded", f"  {NOEXEC_HINT}"]
     return lines
 
 

@@ -111,7 +111,7 @@ def variables_for(reference: str, *, config: Config, lock: Lock | None) -> Mappi
     try:
         found = restore_bytecode(Reference.parse(reference), config=config, lock=lock)
     except AotError as error:
-        say(f"no bytecode: {error.message}")
+        say(f"no bytecode: {error.as_line}")
         return {}
     for line in restored_lines(found):
         say(line)

@@ -144,7 +144,7 @@ def run_command_on(
         pinned = require_lock(lock) if lock is not None else None
         prepared = prepare(Reference.parse(named), config=config, environ=environ, lock=pinned, command=command)
     except AotError as error:
-        say(f"aot: nothing restored: {error.message}")
+        say(f"aot: nothing restored: {error.as_line}")
         return run_on(_nothing(named, error), command, environ=environ).code
     if bytecode is not None:
         environ |= variables_for(bytecode, config=config, lock=pinned)
@@ -175,7 +175,7 @@ def _send_receipt(prepared: Prepared, ran: Run, config: Config, environ: Mapping
 
 def _nothing(named: str, error: AotError) -> Prepared:
     reference = Reference.parse("nothing:none") if not _is_reference(named) else Reference.parse(named)
-    return Prepared(reference, observe_environment(), reasons=(error.message,))
+    return Prepared(reference, observe_environment(), reasons=(error.as_line,))
 
 
 def _is_reference(named: str) -> bool:

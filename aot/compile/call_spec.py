@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aot.errors import SourceNotExportable
+from aot.runtime.argument_names import Speak
 from aot.schema.artifact import CallSpec, Leaf, LeafKind, TensorMeta
 
 if TYPE_CHECKING:
@@ -20,17 +21,18 @@ _CONSTANTS = (bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class FlatInput:
-    """One tensor among the flat inputs: the placeholder's name and its fake value."""
+    """One tensor among the flat inputs: the placeholder's name and its fake value. `spoken` is its path for people."""
 
     name: str
     path: str
+    spoken: str
     value: "Tensor"
 
 
-def read_inputs(program: "ExportedProgram") -> tuple[tuple[Leaf, ...], tuple[FlatInput, ...]]:
+def read_inputs(program: "ExportedProgram", *, speak: Speak = str) -> tuple[tuple[Leaf, ...], tuple[FlatInput, ...]]:
     """Return every leaf of the call and, in order, the tensors among them.
 
-    Raises SourceNotExportable for leaves that are neither tensors nor constants, naming them.
+    Raises SourceNotExportable for leaves that are neither tensors nor constants, naming them as `speak` does.
     """
     from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 
@@ -42,12 +44,12 @@ def read_inputs(program: "ExportedProgram") -> tuple[tuple[Leaf, ...], tuple[Fla
         match spec.arg:
             case TensorArgument(name=name):
                 leaves.append(Leaf(kind=LeafKind.TENSOR, path=path))
-                tensors.append(FlatInput(name, path, values[name]))
+                tensors.append(FlatInput(name, path, speak(path), values[name]))
             case ConstantArgument(value=value):
-                leaves.append(_constant(value, path))
+                leaves.append(_constant(value, path, speak))
             case other:
                 raise SourceNotExportable(
-                    f"{path} is a {_kind_of(other)} that may vary; compiled code takes tensors only",
+                    f"{speak(path)} is a {_kind_of(other)} that may vary; compiled code takes tensors only",
                     hint="pass it as a 0-dim tensor, or leave it out of dynamic_shapes to fix its value",
                 )
     return tuple(leaves), tuple(tensors)
@@ -142,12 +144,12 @@ def _number(kind: str, path: str) -> Leaf:
     return Leaf(kind=LeafKind.INTEGER, path=path, constant_type=kind)
 
 
-def _constant(value: Any, path: str) -> Leaf:
+def _constant(value: Any, path: str, speak: Speak) -> Leaf:
     if value is None:
         return Leaf(kind=LeafKind.NONE, path=path)
     if not isinstance(value, _CONSTANTS) or (isinstance(value, float) and not math.isfinite(value)):
         raise SourceNotExportable(
-            f"{path} is {value!r}, which cannot be recorded as a constant of the call",
+            f"{speak(path)} is {value!r}, which cannot be recorded as a constant of the call",
             hint="integers, finite floats, booleans and texts can",
         )
     return Leaf(kind=LeafKind.CONSTANT, path=path, constant=value, constant_type=type(value).__name__)

@@ -22,6 +22,7 @@ from aot.compile.call_spec import FlatInput, build_call_spec, describe_tensor, r
 from aot.compile.symbols import Symbols
 from aot.compile.writes import written_placeholders
 from aot.errors import SourceNotExportable
+from aot.runtime.argument_names import Speak
 from aot.runtime.expression import size_term
 from aot.runtime.guard_text import spell
 from aot.schema.artifact import CallSpec, TensorMeta
@@ -61,21 +62,24 @@ def describe(
     dimension_names: Mapping[str, str],
     parameters: Sequence[str] = (),
     declared_lows: bool = False,
+    speak: Speak = str,
 ) -> Described:
     """Return what a pod must know to call the compiled `program`, and when it may.
 
     `dimension_names` maps symbols to names of dimensions ("s26" to "batch", or to "seq/8" where the symbol counts
     steps of 8); `parameters` are the names of forward's parameters. `declared_lows` takes lower bounds of 0 and 1 as
-    declared although the trace did not allow for them: only for programs that a proof runs at that bound.
+    declared although the trace did not allow for them: only for programs that a proof runs at that bound. `speak`
+    gives the name that an input has in what people read, from its place in the call.
 
     Raises SourceNotExportable for inputs, outputs and assumptions that cannot be carried, naming each.
     """
-    input_leaves, tensors = read_inputs(program)
+    input_leaves, tensors = read_inputs(program, speak=speak)
     symbols = Symbols(
         program,
         [tensor.value for tensor in tensors],
         dimension_names,
         paths=[tensor.path for tensor in tensors],
+        spoken=[tensor.spoken for tensor in tensors],
         declared_lows=declared_lows,
     )
     output_leaves, outputs = read_outputs(program, symbols.spell)
@@ -148,16 +152,16 @@ def _write_condition(text: str) -> InputGuard:
 
 
 def _narrowed(tensors: Sequence[FlatInput], symbols: Symbols) -> Iterator[Narrowing]:
-    paths = [tensor.path for tensor in tensors]
+    spoken = [tensor.spoken for tensor in tensors]
     for expression, (position, dim) in symbols.first.items():
         declared, found = symbols.declared(expression), symbols.bounds_of(expression)
         if declared.within(found.low, found.high) == declared:
             continue
         name = str(symbols.spell(expression))
-        text = f"{name} (dimension {dim} of {paths[position]}): declared {declared}, compiled for {found}"
+        text = f"{name} (dimension {dim} of {spoken[position]}): declared {declared}, compiled for {found}"
         yield Narrowing(text=text, dimension=name, low=found.low, high=found.high)
     for condition in symbols.conditions():
-        yield Narrowing(text=f"only where {spell(condition, paths)}")
+        yield Narrowing(text=f"only where {spell(condition, spoken)}")
 
 
 def _refuse_odd_tensors(tensors: Sequence[FlatInput]) -> None:
@@ -166,6 +170,6 @@ def _refuse_odd_tensors(tensors: Sequence[FlatInput]) -> None:
     for tensor in tensors:
         if tensor.value.layout is not torch.strided:
             raise SourceNotExportable(
-                f"{tensor.path} is a {tensor.value.layout} tensor; compiled code takes dense ones",
+                f"{tensor.spoken} is a {tensor.value.layout} tensor; compiled code takes dense ones",
                 hint="convert it with to_dense() before the call",
             )

@@ -7,6 +7,7 @@
 No source travels: whoever has the distributions can make the bytes again, and that they are equal is the proof.
 """
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -32,7 +33,7 @@ from aot.bytecode import (
 )
 from aot.cache import LocalCache
 from aot.config import Config
-from aot.errors import InvalidInput, InvalidSpec, QualificationFailed
+from aot.errors import InvalidConfig, InvalidInput, InvalidSpec, LocalStorageFull, QualificationFailed
 from aot.keys import factors_of, fingerprint_of
 from aot.pipeline.build import Staged, provenance_of, read_staged
 from aot.proof import REBUILT
@@ -183,7 +184,9 @@ def restore_bytecode(reference: Reference, *, config: Config, lock: Lock | None 
     cache = LocalCache(config.cache_dir, limit_bytes=config.cache_bytes)
     trusted = TrustedKeys.parse(",".join((*config.trusted_keys, *(lock.trusted_keys if lock else ()))))
     resolved = resolve(reference, client=client, cache=cache, trusted=trusted, lock=lock)
-    remember(resolved, cache)
+    with contextlib.suppress(LocalStorageFull, InvalidConfig):
+        # A cache that cannot be written may still hold every blob, and the tree.
+        remember(resolved, cache)
     wanted = {one.region for _, manifest in resolved.bundles for one in manifest.artifacts if _holds_bytecode(one)}
     here = {one.name: one for name in sorted(wanted) if (one := find_installed(name))}
     selection = select(resolved.bundles, observe_bytecode(here.values()))

@@ -9,6 +9,7 @@ from aot.bundle.hashing import blob_of
 from aot.client import RegistryClient
 from aot.compile.tuned import MOST_BYTES, TuningStore
 from aot.errors import AotError, CompileStopped, IntegrityFailed
+from aot.pipeline import pending
 from aot.pipeline.build import Staged
 from aot.pipeline.source import download
 from aot.sandbox import OnEvent, ShouldStop
@@ -46,9 +47,16 @@ def fetch_measurements(
 
 
 def upload_measurements(
-    client: RegistryClient, staged: Staged, *, on_event: OnEvent = lambda event: None
+    client: RegistryClient,
+    staged: Staged,
+    *,
+    on_event: OnEvent = lambda event: None,
+    should_stop: ShouldStop = lambda: None,
 ) -> Blob | None:
-    """Upload what the build has measured, and return the blob to publish; None where there is none to send."""
+    """Upload what the build has measured, and return the blob to publish; None where there is none to send.
+
+    Waits where the blob is pending, as for those of the bundle. Raises CompileStopped alone.
+    """
     if staged.measured is None:
         return None
     namespace = staged.manifest.namespace
@@ -56,8 +64,9 @@ def upload_measurements(
         blob = blob_of(staged.measured)
         if not 0 < blob.size_bytes <= MOST_BYTES:
             raise IntegrityFailed(f"measurements of {blob.size_bytes} bytes, wanted 1 to {MOST_BYTES}")
-        links = client.open_uploads(namespace, (blob,))
-        client.upload_blobs(links, {blob.digest: staged.measured}, namespace=namespace)
+        pending.upload(client, namespace, (blob,), {blob.digest: staged.measured}, should_stop=should_stop)
+    except CompileStopped:
+        raise
     except (AotError, OSError) as error:
         on_event({"line": f"what tuning has measured was not uploaded, and later builds measure again: {error}"})
         return None

@@ -31,7 +31,9 @@ def publish_bundle(
     Raises LeaseLost, BlobMissing, Forbidden, Unavailable, and CompileStopped with the text of `should_stop`.
     """
     upload_bundle(client, staged, should_stop=should_stop)
-    measurements = upload_measurements(client, staged, on_event=on_event) if with_measurements else None
+    measurements = None
+    if with_measurements:
+        measurements = upload_measurements(client, staged, on_event=on_event, should_stop=should_stop)
     on_event({"phase": "publishing"})
     return pending.while_pending(
         lambda: client.publish(build, staged.manifest_text, measurements=measurements), should_stop=should_stop

@@ -110,7 +110,7 @@ class Binder:
                 return Bound(is_current=_both(watch.is_current, self._likeness.is_current), reasons=reasons)
             return self._bind(watch)
         except AotError as error:
-            return Bound(is_current=watch.is_current, reasons=(error.message,))
+            return Bound(is_current=watch.is_current, reasons=(error.as_line,))
 
     def _unlike(self) -> tuple[str, ...]:
         if self._tree is not None and self._tree.is_current():
@@ -137,7 +137,7 @@ class Binder:
             try:
                 found = self._bind_one(index, artifact, device)
             except AotError as error:
-                found = (error.message,)
+                found = (error.as_line,)
             if isinstance(found, tuple):
                 reasons += found
                 continue

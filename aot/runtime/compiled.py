@@ -34,14 +34,6 @@ class Fallback(StrEnum):
     EAGER = "eager"
     RAISE = "raise"
 
-    @classmethod
-    def parse(cls, text: str) -> "Fallback":
-        """Raises InvalidInput."""
-        try:
-            return cls(text)
-        except ValueError as error:
-            raise InvalidInput(f"wanted the fallback eager or raise, found {text!r}") from error
-
 
 class CompiledModel:
     """A live module and the artifacts that were loaded for it.

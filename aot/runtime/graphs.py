@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from aot.errors import AotError, InvalidInput, RunFailed
+from aot.errors import AotError, RunFailed
 from aot.runtime.container import Container
 
 if TYPE_CHECKING:
@@ -44,14 +44,6 @@ class GraphOutputs(StrEnum):
 
     COPIED = "copied"  # the caller's own
     STATIC = "static"  # the graph's: any later call of the model, of whatever size, may overwrite them
-
-    @classmethod
-    def parse(cls, text: str) -> "GraphOutputs":
-        """Raises InvalidInput."""
-        try:
-            return cls(text)
-        except ValueError as error:
-            raise InvalidInput(f"wanted graph outputs copied or static, found {text!r}") from error
 
 
 class GraphReport(Struct, frozen=True):

@@ -30,6 +30,7 @@ from aot.schema.manifest import Manifest
 from aot.schema.names import Reference
 from aot.schema.recipe import Randomness, Route
 from aot.schema.spec import File
+from aot.schema.text import parse_word
 from aot.select import describe_coverage, select
 
 if TYPE_CHECKING:
@@ -128,17 +129,17 @@ def load_bundle(
     For a bundle that is not in a registry yet: a proof, or a look at a build made here. `verify` checks every byte
     against the manifest; no signature is asked for, so the directory must be trusted. `environment` is what this
     process runs on, where it cannot observe that itself.
-    Raises IntegrityFailed, and with fallback "raise" what `load_artifacts` raises.
+    Raises InvalidInput for another fallback, IntegrityFailed, and with fallback "raise" what `load_artifacts` raises.
     """
     from aot.bundle import raise_first, read_bundle, verify_bundle
 
+    policy = parse_word(fallback, Fallback, of="the fallback")
     if verify:
         raise_first(verify_bundle(bundle_dir, None))
     stored = read_bundle(bundle_dir)
     here = observe_here(environment or observe_environment(), module)
     selection = select([(stored.digest, stored.manifest)], here)
     reference = Reference(f"{stored.manifest.namespace}/{stored.manifest.name}@{stored.digest}")
-    policy = Fallback(fallback)
     if selection.bundle is None:
         error = refuse(selection, reference)
         return load_nothing(module, error=error, fallback=policy, reference=reference, selection=selection)

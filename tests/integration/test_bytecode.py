@@ -1,5 +1,6 @@
 """Bytecode from an image to a registry, through a worker that compiles it again, to an image that has none."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -110,7 +111,12 @@ def test_bytecode_is_made_proven_restored_and_read(image: Image) -> None:
     assert f"# code object from {image.site}" not in said
     assert f"# code object from {image.site}" in image.start(PYTHONDONTWRITEBYTECODE="1")
 
-    # Also with the registry gone, and never the old code.
+    # Also where the cache cannot be written, with the registry gone, and never the old code.
+    cache = Path(image.shell.environ["AOT_CACHE_DIR"])
+    shutil.rmtree(cache / "incoming")
+    (cache / "incoming").write_text("in the way")
+    again = image.shell.aot("pull", "toy:v1", "--bytecode")
+    assert (again.code, again.lines) == (0, ran.lines), again.err
     again = image.shell.with_environ(AOT_OFFLINE="1").aot("pull", "toy:v1", "--bytecode")
     assert again.lines == ran.lines and "stale" in again.err
     (image.site / "toy" / "__init__.py").write_text("VALUE = 'new'\n")

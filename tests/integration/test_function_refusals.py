@@ -44,6 +44,11 @@ class Adds(torch.nn.Module):
         return x + 1
 
 
+class Scales(torch.nn.Module):
+    def forward(self, x: torch.Tensor, scale: complex) -> torch.Tensor:
+        return x * scale
+
+
 def a_point(*args: Any, ranged: dict[str, Dimension] | None = None, sizes: Any = None) -> Point:
     coverage = Coverage(kind=CoverageKind.EXACT)
     return Point(coverage=coverage, example=Example(args), sizes=sizes or tuple({} for _ in args), ranged=ranged or {})
@@ -71,13 +76,24 @@ def test_a_result_that_no_pod_could_rebuild_is_refused() -> None:
         describe_call(point, seen.result, parameters=("x",), written=frozenset())
 
 
-def a_maker(module: torch.nn.Module, recipe: Recipe, tmp_path: Path, **fields: Any) -> FunctionMaker:
+def test_what_a_call_cannot_carry_is_named_as_forward_has_it(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotExportable, match=r"^scale is a complex; a call takes tensors"):
+        a_maker(Scales(), functions.RECIPE, tmp_path, args=(torch.randn(4), 1j)).make()
+    given = describe_call(
+        a_point(torch.randn(4)), torch.randn(4), parameters=("x",), written=frozenset(), speak=str.upper
+    )
+    assert [leaf.path for leaf in given.call.inputs] == [meta.path for meta in given.inputs] == ["args[0]"]
+
+
+def a_maker(
+    module: torch.nn.Module, recipe: Recipe, tmp_path: Path, *, args: tuple[Any, ...] = (), **fields: Any
+) -> FunctionMaker:
     from aot.compile.child import Progress
 
     job = CompileJob(
         recipe=recipe, out=str(tmp_path), build=str(tmp_path), **({"profile": builds.here(), "tree": "t"} | fields)
     )
-    program = Program(module=module.eval(), examples=(Example((torch.randn(4),)),))
+    program = Program(module=module.eval(), examples=(Example(args or (torch.randn(4),)),))
     return FunctionMaker(job, program, isa="", progress=Progress(None))
 
 

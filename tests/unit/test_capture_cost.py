@@ -1,6 +1,7 @@
 """What a capture of many small files costs: what is counted here is done once a file or less, and not for each part."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,15 @@ import pytest
 
 from aot.bundle.form import write_bundle
 from aot.bundle.paths import why_unsafe_together
+from aot.capture import listing
+from aot.capture.capture import capture
 from aot.capture.collect import collect
+from aot.capture.command import Ended
 from aot.capture.plain import open_plain
 from aot.capture.restore import restore
 from aot.schema.digest import Digest
 from aot.schema.spec import File
-from tests.builders import a_manifest, an_artifact
+from tests.builders import a_manifest, an_artifact, an_environment
 
 
 def write(directory: Path, *paths: str) -> Path:
@@ -35,6 +39,30 @@ def test_a_generated_program_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("aot.capture.plain.open_plain", counting)
     found = collect(caches, scratch=tmp_path / "scratch")
     assert sorted(opened) == [entry.path for entry in found.entries] and len(opened) == 3
+
+
+def test_the_caches_of_a_capture_are_listed_once_after_each_run_and_once_to_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    children = listing._children
+
+    def counting(place: Path, **how: Any) -> Any:
+        listed.append(place.name)
+        return children(place, **how)
+
+    def run(command: object, environ: Mapping[str, str]) -> Ended:
+        place = Path(environ["TORCHINDUCTOR_CACHE_DIR"], "fxgraph/ab/key/one")
+        if place.exists():
+            place.read_bytes()
+        else:
+            write(place.parents[4], "inductor/fxgraph/ab/key/one")
+        return Ended(0, 1.0)
+
+    monkeypatch.setattr(listing, "_children", counting)
+    made = capture(["train"], environ={}, effective=an_environment(), scratch=tmp_path, run=run)
+    assert (listed.count("first"), listed.count("second"), listed.count("key")) == (1, 2, 3)
+    assert made.second is not None and (made.second.found, made.second.compiled, made.left_out) == (1, 0, 0)
 
 
 def test_a_restored_directory_is_made_once_and_nothing_is_removed(

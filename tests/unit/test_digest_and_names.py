@@ -2,9 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.errors import InvalidDigest, InvalidName
+from aot.errors import InvalidDigest, InvalidInput, InvalidName
 from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace, Reference, Tag
+from aot.schema.state import BundleState
+from aot.schema.text import parse_word
 
 ZERO = "sha256:" + "0" * 64
 
@@ -31,6 +33,12 @@ def test_digest_refuses_any_other_spelling(text: str) -> None:
 def test_reference_is_completed(text: str, complete: str) -> None:
     assert Reference.parse(text) == complete
     assert Reference.parse(complete) == complete
+
+
+def test_a_word_of_a_few_is_read_and_another_refused_with_all_there_are() -> None:
+    assert parse_word("live", BundleState, of="the state") is BundleState.LIVE
+    with pytest.raises(InvalidInput, match=f"wanted the state {' or '.join(BundleState)}, found 'lively'"):
+        parse_word("lively", BundleState, of="the state")
 
 
 def test_reference_parts() -> None:

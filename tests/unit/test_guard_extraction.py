@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,17 @@ import torch.fx.experimental._config as tracing
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
+from aot.compile.artifacts import ArtifactMaker
+from aot.compile.child import Progress
 from aot.compile.guards import Described, Narrowing, describe
+from aot.compile.job import CompileJob
+from aot.compile.program import Example, Program, forward_speaker
 from aot.errors import SourceNotExportable
 from aot.runtime.guards import Check, compile_check
 from aot.schema.artifact import Leaf, LeafKind, TensorMeta
 from aot.schema.guard import InputGuard
+from aot.schema.recipe import Recipe
+from tests.builders import a_profile
 
 rand = torch.rand
 
@@ -352,6 +359,28 @@ def test_a_constant_without_a_json_form_is_refused() -> None:
     program = export(Repeats(), (rand(3), float("inf")), strict=False)
     with pytest.raises(SourceNotExportable, match=r"args\[1\] is inf"):
         describe(program, dimension_names={})
+
+
+def test_people_read_the_names_that_forward_has_and_documents_keep_the_places(tmp_path: Path) -> None:
+    program = an_export(
+        lambda x, y: x.view(x.shape[0], 2, -1).sum(1) if x.shape[1] != 10 else x,
+        (rand(6, 4), rand(3)),
+        ({0: batch(), 1: Dim.AUTO}, None),
+        oblivious=False,
+    )
+    speak = forward_speaker(Wrapped(torch.add))
+    for one in (program, saved_and_loaded(program)):
+        plain, spoken = (describe(one, dimension_names={}, speak=call) for call in (str, speak))
+        assert [replace(found, text="") for found in spoken.narrowed] == [
+            replace(found, text="") for found in plain.narrowed
+        ]
+        assert (spoken.inputs, spoken.input_guards, spoken.call) == (plain.inputs, plain.input_guards, plain.call)
+        assert any("x.size(1)" in found.text for found in spoken.narrowed)
+        assert not any("args[" in found.text for found in spoken.narrowed)
+    asked = CompileJob(recipe=Recipe(), profile=a_profile(), out=str(tmp_path), build=str(tmp_path))
+    endless = Program(module=Repeats().eval(), examples=(Example((rand(3), float("inf"))),))
+    with pytest.raises(SourceNotExportable, match=r"^n is inf, which cannot be recorded"):
+        ArtifactMaker(asked, endless, isa="", progress=Progress(None)).make()
 
 
 def test_an_assumption_that_no_guard_can_check_is_refused() -> None:

@@ -5,15 +5,21 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aot.cache.faults import NOEXEC_HINT, is_noexec
+from aot.capture.capture import capture
 from aot.capture.entries import Entry, kind_of
+from aot.capture.prepare import Prepared
 from aot.capture.restore import restore
-from aot.errors import InvalidConfig
+from aot.capture.run import lines_of, run_on
+from aot.errors import InvalidConfig, InvalidInput
 from aot.runtime.function import _unloadable
 from aot.schema.digest import Digest
+from aot.schema.names import Reference
+from tests.builders import an_environment
 
 # In a mount namespace of its own, with a library that does load elsewhere. Importing torch is no part of it.
 STORY = """
@@ -40,7 +46,7 @@ def fake_mount(monkeypatch: pytest.MonkeyPatch, *, below: Path) -> None:
 
     def statvfs(place: Path) -> object:
         original(place)
-        return SimpleNamespace(f_flag=os.ST_NOEXEC if place.is_relative_to(below) else 0)
+        return SimpleNamespace(f_flag=os.ST_NOEXEC if place.is_relative_to(below) else 0, f_blocks=0)
 
     monkeypatch.setattr("aot.cache.faults.os.statvfs", statvfs)
 
@@ -78,6 +84,33 @@ def test_a_function_whose_kernels_cannot_be_mapped_says_so(tmp_path: Path, monke
     )
     assert error.hint == NOEXEC_HINT and "AOT_CACHE_DIR" in NOEXEC_HINT
     assert "noexec" not in _unloadable(failure, [Path("/usr/lib/kernel.so")]).message
+
+
+@pytest.mark.parametrize(("code", "told"), [(9, True), (0, False)])
+def test_a_command_that_fails_on_such_a_mount_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, told: bool
+) -> None:
+    fake_mount(monkeypatch, below=tmp_path)
+    (tmp_path / "caches").mkdir()
+    prepared = Prepared(Reference.parse("default/mini:v1"), an_environment(), tmp_path / "caches")
+    ran = run_on(prepared, ["/bin/sh", "-c", f"exit {code}"], environ={})
+    lines = lines_of(prepared, ran, {})
+    assert (ran.code, f"  {NOEXEC_HINT}" in lines) == (code, told)
+    assert any("mounted noexec" in line for line in lines) is told
+
+
+def test_a_capture_that_fails_on_such_a_mount_names_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["/bin/sh", "-c", "exit 3"]
+    options: Any = {"environ": {"PATH": "/usr/bin"}, "effective": an_environment()}
+    with pytest.raises(InvalidInput, match="ended with 3") as plain:
+        capture(command, scratch=tmp_path / "first", **options)
+    assert "noexec" not in plain.value.as_line
+    fake_mount(monkeypatch, below=tmp_path)
+    with pytest.raises(InvalidInput, match=r"ended with 3.* on a file system mounted noexec") as raised:
+        capture(command, scratch=tmp_path / "second", **options)
+    assert raised.value.hint.startswith("set TMPDIR to")
 
 
 @pytest.mark.parametrize(("name", "refused"), [("inductor/ab/kernel.so", True), ("triton/KEY/kernel.cubin", False)])

@@ -3,22 +3,28 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from aot.client import RegistryClient
 from aot.errors import BlobPending, BuildUnfinished, CompileStopped, NotARegistry, RegistryUnreachable
-from aot.pipeline import Question, fetch_source, follow_build, pack_factory, publish_bundle, submit_spec
+from aot.pipeline import Question, Staged, fetch_source, follow_build, pack_factory, publish_bundle, submit_spec
 from aot.pipeline import submit as submit_module
+from aot.schema.digest import Digest
 from aot.schema.report import Phase
 from aot.schema.state import BuildState
 from aot.schema.wire.builds import Claim, ProgressRequest
+from registry.db.models import MeasurementRow
 from tests.builders import a_profile, a_spec
 from tests.fake_backend import a_packed_source, stage
 from tests.service import Service, a_service
 from tests.transport import client_of
+
+MEASURED = b'{"timings": {"mm": {"64x64": {"highest": {"aten": 0.5}}}}}'
 
 
 def every_second_upload_is_opened(client: RegistryClient, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -222,6 +228,51 @@ def test_submitting_and_publishing_wait_for_a_blob_that_is_held(
     staged = stage(_question(claim), tmp_path / "work")
     assert publish_bundle(client, staged, build=claim.build).bundle == staged.digest
     assert asked == [False, True]
+
+
+def test_what_tuning_has_measured_waits_for_a_blob_that_is_held(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = a_claim(service, tmp_path)
+    client, staged = _with_measurements(service, claim, tmp_path)
+    asked = every_second_upload_is_opened(client, monkeypatch)
+    told: list[Any] = []
+    publish_bundle(client, staged, build=claim.build, with_measurements=True, on_event=told.append)
+    assert asked == [False, True] * 2 and told == [{"phase": "publishing"}]
+    with service.deps.sessions.reading() as session:
+        kept = session.scalars(select(MeasurementRow.blob)).all()
+    assert kept == [Digest.of(MEASURED)]
+
+
+def test_waiting_with_what_tuning_has_measured_stops_soon(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = a_claim(service, tmp_path)
+    client, staged = _with_measurements(service, claim, tmp_path)
+    open_uploads, held = client.open_uploads, list[bool]()
+
+    def opened(namespace: Any, blobs: Any) -> Any:
+        if Digest.of(MEASURED) in {blob.digest for blob in blobs}:
+            held.append(True)
+            raise BlobPending("being moved to its place")
+        return open_uploads(namespace, blobs)
+
+    monkeypatch.setattr(client, "open_uploads", opened)
+    with pytest.raises(CompileStopped, match="cancelled"):
+        publish_bundle(
+            client,
+            staged,
+            build=claim.build,
+            with_measurements=True,
+            should_stop=lambda: "cancelled" if held else None,
+        )
+    assert held == [True]
+
+
+def _with_measurements(service: Service, claim: Claim, tmp_path: Path) -> tuple[RegistryClient, Staged]:
+    path = tmp_path / "tuning.json"
+    path.write_bytes(MEASURED)
+    return client_of(service, token=claim.token), replace(stage(_question(claim), tmp_path / "work"), measured=path)
 
 
 def _question(claim: Claim) -> Question:

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from aot.errors import LoadFailed
+from aot.runtime.bind import Binder
 from aot.runtime.binding import BindingPlan, plan_binding
 from aot.runtime.slots import ConstantSlot
 from aot.runtime.watch import Watch
 from aot.schema.artifact import ConstantKind, ConstantMeta
+from tests.builders import an_artifact
 
 
 class Net(nn.Module):
@@ -310,3 +314,14 @@ def test_a_copy_of_the_module_has_no_part_in_the_plan() -> None:
     watch, copy = Watch(net), deepcopy(net)
     replace_parameter(copy)
     assert watch.is_current() and isinstance(plan(copy), BindingPlan)
+
+
+def test_an_artifact_that_cannot_be_opened_is_a_reason_with_the_way_out() -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise LoadFailed("model.so cannot be mapped: mounted noexec", hint="set AOT_CACHE_DIR to another place")
+
+    opener = SimpleNamespace(trial=lambda *_: None, open=refuse)
+    likeness = SimpleNamespace(differences=lambda: (), is_current=lambda: True)
+    bound = Binder((an_artifact(),), nn.Linear(4, 4), opener, likeness)()  # type: ignore[arg-type]
+    said = "model.so cannot be mapped: mounted noexec; try: set AOT_CACHE_DIR to another place"
+    assert (bound.forms, bound.reasons, bound.against) == ((), (said,), (said,))

@@ -1,6 +1,7 @@
 """Capture and replay on a made-up card: whose results are, what is held, what a failed capture leaves behind."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from aot.errors import InvalidInput, RunFailed
 from aot.runtime.compiled import CompiledModel, Fallback
 from aot.runtime.counters import Counters
 from aot.runtime.graphs import Graphed, GraphOutputs, GraphSpace, memory_of
-from aot.runtime.load import _Opener, _safe_outputs
+from aot.runtime.load import _Opener, _safe_outputs, load_bundle
 from aot.runtime.pod import load
 from aot.runtime.receipts import graph_counters
 from aot.runtime.unit import Bound, Form, Unit, Variant
@@ -184,6 +185,11 @@ def test_the_graphs_of_one_model_and_card_share_a_space_that_gives_results_as_as
 def test_outputs_of_another_name_are_refused_before_anything_is_looked_up() -> None:
     with pytest.raises(InvalidInput, match="copied or static"):
         load("team/net:v1", torch.nn.Linear(1, 1), graph_outputs="borrowed")
+
+
+def test_a_fallback_of_another_name_is_refused_before_a_bundle_is_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="wanted the fallback eager or raise, found 'sometimes'"):
+        load_bundle(tmp_path / "nowhere", torch.nn.Linear(1, 1), fallback="sometimes")
 
 
 def test_memory_adds_up_over_graphs_that_share_a_pool(card: Card) -> None:

@@ -72,6 +72,10 @@ class Stand:
         self.transport.gone = True
         threading.Timer(seconds, lambda: setattr(self.transport, "gone", False)).start()
 
+    def leads_to_bytes(self, url: str) -> bool:
+        """Whether it is a link, of the registry's own store or of another."""
+        return "/blobs/" in url or self.service.http.leads_away(url)
+
 
 @pytest.fixture
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:

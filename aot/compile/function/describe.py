@@ -12,6 +12,7 @@ from aot.compile.guards import Described
 from aot.compile.program import Example
 from aot.compile.shapes import Point
 from aot.errors import SourceNotExportable
+from aot.runtime.argument_names import Speak
 from aot.schema.artifact import CallSpec, Leaf, LeafKind, TensorMeta
 from aot.schema.guard import InputGuard
 from aot.schema.recipe import Dimension
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 _CONSTANTS = (bool, int, float, str)
 
 
-def describe_call(point: Point, result: Any, *, parameters: Sequence[str], written: frozenset[int]) -> Described:
+def describe_call(
+    point: Point, result: Any, *, parameters: Sequence[str], written: frozenset[int], speak: Speak = str
+) -> Described:
     """Return what a pod must know to call the program at `point`, whose example gives `result`.
 
     `written`: positions of the flat inputs that the program writes into. Raises SourceNotExportable for leaves that
-    cannot be carried, and for open sizes of an input that has gaps.
+    cannot be carried, and for open sizes of an input that has gaps, naming them as `speak` does.
     """
     from torch import Tensor
     from torch.utils._pytree import tree_flatten, treespec_dumps
@@ -34,10 +37,10 @@ def describe_call(point: Point, result: Any, *, parameters: Sequence[str], writt
     example = point.example
     leaves, in_tree = tree_flatten((example.args, dict(example.kwargs)))
     results, out_tree = tree_flatten(result)
-    inputs = [_leaf(value, path) for value, path in zip(leaves, leaf_paths(in_tree), strict=True)]
+    inputs = [_leaf(value, path, speak) for value, path in zip(leaves, leaf_paths(in_tree), strict=True)]
     outputs = [_output(value, path) for value, path in zip(results, output_paths(out_tree), strict=True)]
     tensors = [
-        _Input(leaf.path, value, {axis: size for axis, size in axes.items() if size.dimension in point.ranged})
+        _Input(leaf.path, value, {axis: size for axis, size in axes.items() if size.dimension in point.ranged}, speak)
         for leaf, value, axes in zip(inputs, leaves, point.sizes, strict=True)
         if isinstance(value, Tensor)
     ]
@@ -69,12 +72,12 @@ def describe_call(point: Point, result: Any, *, parameters: Sequence[str], writt
 class _Input:
     """One flat tensor input; `axes` are those of its sizes that stay open."""
 
-    def __init__(self, path: str, value: "Tensor", axes: Mapping[int, Size]) -> None:
+    def __init__(self, path: str, value: "Tensor", axes: Mapping[int, Size], speak: Speak) -> None:
         import torch
 
         if value.layout is not torch.strided:
-            raise SourceNotExportable(f"{path} is a {value.layout} tensor; compiled code takes dense ones")
-        self.path, self.value, self.axes = path, value, axes
+            raise SourceNotExportable(f"{speak(path)} is a {value.layout} tensor; compiled code takes dense ones")
+        self.path, self.value, self.axes, self._speak = path, value, axes, speak
 
     def describe(self) -> TensorMeta:
         shape = tuple(_spell(self.axes[dim]) if dim in self.axes else size for dim, size in enumerate(self.value.shape))
@@ -100,7 +103,7 @@ class _Input:
                 whole *= value.shape[other] if other in self.axes else 1
             if value.shape[dim] > 1 and whole != value.stride(dim):
                 raise SourceNotExportable(
-                    f"{self.path} has gaps between its elements, and sizes that stay open",
+                    f"{self._speak(self.path)} has gaps between its elements, and sizes that stay open",
                     hint="make it contiguous in the factory, or give its dimensions buckets",
                 )
             words = [str(number)] if number != 1 or not names else []
@@ -147,7 +150,7 @@ def _open_size(
         yield InputGuard(kind="divisible", input=position, dim=dim, low=dimension.multiple_of)
 
 
-def _leaf(value: Any, path: str) -> Leaf:
+def _leaf(value: Any, path: str, speak: Speak) -> Leaf:
     from torch import Tensor
 
     if isinstance(value, Tensor):
@@ -157,7 +160,7 @@ def _leaf(value: Any, path: str) -> Leaf:
     if type(value) in _CONSTANTS:
         return Leaf(kind=LeafKind.CONSTANT, path=path, constant=value, constant_type=type(value).__name__)
     raise SourceNotExportable(
-        f"{path} is a {type(value).__name__}; a call takes tensors, numbers, texts and None",
+        f"{speak(path)} is a {type(value).__name__}; a call takes tensors, numbers, texts and None",
         hint="pass tensors, or make it an attribute of the module",
     )
 

@@ -19,7 +19,7 @@ from aot.compile.guards import Described
 from aot.compile.host import program_guards, route_facts
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
 from aot.compile.options import inductor_settings, mode_notes
-from aot.compile.program import Program, forward_parameters
+from aot.compile.program import Program, forward_parameters, forward_speaker
 from aot.compile.shapes import Point, make_point, plan_points
 from aot.errors import InvalidSpec, SourceNotExportable
 from aot.facts import read_elf
@@ -82,7 +82,13 @@ class FunctionMaker:
             flops = run_eagerly(module, point.example, tree=self._tree)
             seen = try_call(module, point.example)
             self._refuse_random(seen)
-            described = describe_call(point, seen.result, parameters=forward_parameters(module), written=seen.inputs)
+            described = describe_call(
+                point,
+                seen.result,
+                parameters=forward_parameters(module),
+                written=seen.inputs,
+                speak=forward_speaker(module),
+            )
         with self._progress.phase(Phase.COMPILING, step):
             function = compile_function(
                 module,

@@ -1,10 +1,12 @@
 """A pod in a test: its module, its locks, and what stands for the loader."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aot.cache import LocalCache
 from aot.config import Config
 from aot.runtime import pod
 from aot.runtime.compiled import CompiledModel
@@ -61,6 +63,14 @@ class Loads:
 
 def load(config: Config, reference: str = "mini", **options: Any) -> CompiledModel:
     return pod.load(reference, module, config=config, **options)  # type: ignore[arg-type]
+
+
+def unwritable(config: Config) -> LocalCache:
+    """The cache, as on a file system mounted read-only; but for what root may remove."""
+    cache = LocalCache(config.cache_dir)
+    shutil.rmtree(cache.root / "incoming", ignore_errors=True)
+    (cache.root / "incoming").write_text("in the way")
+    return cache
 
 
 def a_lock_file(tmp_path: Path, *manifests, keys: tuple[str, ...] = ()) -> Path:

@@ -1,7 +1,6 @@
 """`pull` and `explain`: the same choice without a module."""
 
 import errno
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from tests.builders import (
     host_guards,
 )
 from tests.simulator import RegistrySimulator, a_reference
-from tests.unit.pod.pods import a_lock_file, load
+from tests.unit.pod.pods import a_lock_file, load, unwritable
 
 
 def test_pull_makes_the_node_ready_and_a_second_one_fetches_nothing(
@@ -98,14 +97,6 @@ def test_pull_for_another_host_takes_what_fits_there(simulator: RegistrySimulato
     assert pulled.bundle is None
     assert any("x86-64-v3" in reason for reason in pulled.selection.reasons)
     assert LocalCache(config.cache_dir).path_of(a_file().digest) is None
-
-
-def unwritable(config: Config) -> LocalCache:
-    """The cache, as on a file system mounted read-only; but for what root may remove."""
-    cache = LocalCache(config.cache_dir)
-    shutil.rmtree(cache.root / "incoming", ignore_errors=True)
-    (cache.root / "incoming").write_text("in the way")
-    return cache
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["by its tag", "by its digest"])
