@@ -15,6 +15,7 @@ BUILD_TASK = "aot.build"
 VISIBILITY_SECONDS = 24 * 3600
 CONNECT_SECONDS = 5.0
 _SCHEMES = ("filesystem", "redis", "rediss", "sentinel", "amqp", "amqps", "memory")
+_AMQP = ("amqp", "amqps")
 _FILESYSTEM = "filesystem://"
 
 
@@ -36,6 +37,9 @@ def celery_settings(broker_url: str, *, data_dir: Path) -> dict[str, Any]:
         "broker_transport_options": _transport_options(scheme, url, data_dir),
         "broker_connection_timeout": CONNECT_SECONDS,
         "broker_connection_retry_on_startup": True,
+        # A worker answers nothing while it builds: RabbitMQ would take it for dead after two heartbeats, and hand its
+        # message to the next. The kernel notices hosts that are gone (SO_KEEPALIVE), also during a build.
+        "broker_heartbeat": 0,
         # The database decides: no results, no events, no orders from worker to worker.
         "task_ignore_result": True,
         "worker_enable_remote_control": False,
@@ -47,7 +51,22 @@ def celery_settings(broker_url: str, *, data_dir: Path) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "worker_hijack_root_logger": False,
         "enable_utc": True,
+        **_certificates(scheme, url),
     }
+
+
+def is_amqp(settings: dict[str, Any]) -> bool:
+    """Whether these settings lead to RabbitMQ."""
+    return urlsplit(settings["broker_url"]).scheme in _AMQP
+
+
+def sure_publishing(seconds: float) -> dict[str, Any]:
+    """py-amqp's options: a message that did not reach RabbitMQ, or that it does not answer in time, is an error.
+
+    Otherwise what is written to a broker that is gone is lost unseen, and one that hangs, or has stopped reading
+    because its disk or memory is full, is waited for without end, by requests too.
+    """
+    return {"confirm_publish": True, "read_timeout": seconds, "write_timeout": seconds}
 
 
 def folders_of(settings: dict[str, Any]) -> tuple[Path, ...]:
@@ -67,6 +86,14 @@ def make_folders(settings: dict[str, Any]) -> None:
                 f"could not make the queue's directory {folder}: {error.strerror or error}",
                 hint="set AOT_DATA_DIR to a directory that this process may write",
             ) from error
+
+
+def _certificates(scheme: str, url: str) -> dict[str, Any]:
+    """py-amqp wants a certificate of a known authority in any case, and compares its name only where it is told one."""
+    if scheme != "amqps":
+        return {}
+    first, *_ = url.split(";")  # of several addresses, all have a certificate for the first one's name
+    return {"broker_use_ssl": {"server_hostname": urlsplit(first).hostname}}
 
 
 def _transport_options(scheme: str, url: str, data_dir: Path) -> dict[str, Any]:

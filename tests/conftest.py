@@ -1,4 +1,4 @@
-"""Where a test that needs a card is skipped, or one of files alone on servers, here and nowhere else.
+"""Where a test that needs a card is skipped, or RabbitMQ, or one of files alone on servers, here and nowhere else.
 
 And in which order cores get their files.
 """
@@ -6,9 +6,13 @@ And in which order cores get their files.
 import atexit
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.rabbitmq import RabbitMQ
 
 # As the marker `embedded`, where the test's own file does not say it.
 OF_FILES_ALONE = {
@@ -53,6 +57,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reason = marker.args[0] if marker is not None else OF_FILES_ALONE.get(item.name)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=f"of files alone: {reason}"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RabbitMQ]":
+    """A RabbitMQ of its own, from the first test that asks on. `.ci/run` installs it."""
+    from tests.rabbitmq import RabbitMQ, find_script
+
+    if find_script() is None:
+        pytest.skip("no RabbitMQ: install Debian's rabbitmq-server")
+    with RabbitMQ(tmp_path_factory.mktemp("rabbitmq")) as node:
+        yield node
 
 
 def _skip_without_cards(items: list[pytest.Item]) -> None:

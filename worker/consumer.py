@@ -2,7 +2,8 @@
 
 Celery ends the whole worker when a transport cannot read a message (kombu decodes it outside of Celery's own error
 handling), and when a broker closes the channel, as RabbitMQ does to a consumer that has not acknowledged for half an
-hour. Both cost a new connection here. The message is gone by then, or comes again: either is harmless.
+hour. Both cost a new connection here. The message is gone by then, or comes again: either is harmless. Where a message
+waited as the worker started, Celery drops the news of the closed channel, and would listen to nobody from then on.
 
 A message that the transport reads and Celery cannot is another matter: a new connection would put it back, ahead of
 the others where a transport sorts by time, and no build would ever be reached. It is acknowledged, as Celery does with
@@ -13,11 +14,15 @@ dead connection, and never takes another message, because the one that is not ac
 costs a new connection.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
 
+# A user, a password or a right that RabbitMQ does not know yet.
+REFUSED_SECONDS = 2.0
 # What decoding a message raises that is no JSON, or JSON of another shape.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
 
@@ -43,6 +48,31 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
 
         return on_task_received
 
+    def connect(self) -> Any:
+        """Celery's connection, whose errors are heard: the loop begins with one look at RabbitMQ that drops them."""
+        connection = super().connect()
+        drain = connection.drain_events
+
+        def drain_events(**options: Any) -> Any:
+            try:
+                return drain(**options)
+            except self.connection_errors as error:
+                # A time-out only says that there is nothing; errors of the operating system are raised there as well.
+                if not isinstance(error, TimeoutError) and getattr(error, "errno", None) is None:
+                    self.call_soon(_raise, error)
+                raise
+
+        connection.drain_events = drain_events
+        return connection
+
+    def on_connection_error_before_connected(self, error: Exception) -> None:
+        """Celery's, which tries again at once: it waits for brokers that are away, not for those that refuse."""
+        super().on_connection_error_before_connected(error)
+        until = time.monotonic() + REFUSED_SECONDS
+        while time.monotonic() < until:
+            maybe_shutdown()
+            time.sleep(0.1)
+
     def perform_pending_operations(self) -> None:
         """Celery's, for loops in which an error of such an operation would only be logged."""
         super().perform_pending_operations()
@@ -63,3 +93,7 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
                 raise
 
         return settle_or_raise
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -71,6 +71,25 @@ def test_what_is_worked_on_stays_hidden_for_a_day_and_is_looked_for_every_time(s
     assert VISIBILITY_SECONDS == 86400
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("amqps://user:p%40ss@broker.example.com:5671/v", {"server_hostname": "broker.example.com"}),
+        ("amqps://u:p@one.example.com/v;amqps://u:p@two.example.com/v", {"server_hostname": "one.example.com"}),
+        ("amqp://broker.example.com//", None),
+        ("rediss://broker.example.com/0", None),
+    ],
+)
+def test_the_name_in_a_certificate_of_rabbitmq_is_compared(
+    url: str, told: dict[str, str] | None, tmp_path: Path
+) -> None:
+    assert celery_settings(url, data_dir=tmp_path).get("broker_use_ssl") == told
+
+
+def test_a_worker_that_builds_is_not_taken_for_dead(tmp_path: Path) -> None:
+    assert celery_settings("amqp://host//", data_dir=tmp_path)["broker_heartbeat"] == 0
+
+
 @pytest.fixture
 def broker() -> Iterator[tuple[str, Any]]:
     valkey = pytest.importorskip("valkey")
