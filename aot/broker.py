@@ -4,6 +4,7 @@ Pure, and without Celery: neither side may import the other. A message only says
 section 4), so nothing here tries to make messages safe; lost ones are sent again by the sweeper.
 """
 
+import ssl
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,11 +90,14 @@ def make_folders(settings: dict[str, Any]) -> None:
 
 
 def _certificates(scheme: str, url: str) -> dict[str, Any]:
-    """py-amqp wants a certificate of a known authority in any case, and compares its name only where it is told one."""
-    if scheme != "amqps":
-        return {}
-    first, *_ = url.split(";")  # of several addresses, all have a certificate for the first one's name
-    return {"broker_use_ssl": {"server_hostname": urlsplit(first).hostname}}
+    """What it takes that the broker's certificate is of a known authority, and for the name that the URL has."""
+    match scheme:
+        case "amqps":  # the authority is looked at in any case, the name only where it is told
+            first, *_ = url.split(";")  # of several addresses, all have a certificate for the first one's name
+            return {"broker_use_ssl": {"server_hostname": urlsplit(first).hostname}}
+        case "rediss":  # kombu takes any certificate unless it is told; a URL's own `ssl_...` take the place of these
+            return {"broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}}
+    return {}
 
 
 def _transport_options(scheme: str, url: str, data_dir: Path) -> dict[str, Any]:

@@ -1,19 +1,27 @@
 """What Celery is told, and what that does on Valkey: no message is held by a worker that is busy, or lost with one."""
 
+import contextlib
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kombu
+import kombu.exceptions
 import pytest
+import redis
 
 from aot.broker import CONNECT_SECONDS, VISIBILITY_SECONDS, celery_settings
 from aot.schema.wire.builds import Ticket
 from registry.queue import CeleryQueue
+from tests.certificates import certificate
 
 QUEUE = "build.cpu-x86-64-v3.0123456789ab"
 # The worker's own application and consumer; its task notes who works on what, and lasts while PLACE/hold is there.
@@ -77,13 +85,44 @@ def test_what_is_worked_on_stays_hidden_for_a_day_and_is_looked_for_every_time(s
         ("amqps://user:p%40ss@broker.example.com:5671/v", {"server_hostname": "broker.example.com"}),
         ("amqps://u:p@one.example.com/v;amqps://u:p@two.example.com/v", {"server_hostname": "one.example.com"}),
         ("amqp://broker.example.com//", None),
-        ("rediss://broker.example.com/0", None),
+        ("rediss://broker.example.com/0", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        ("redis://broker.example.com/0", None),
     ],
 )
-def test_the_name_in_a_certificate_of_rabbitmq_is_compared(
+def test_the_certificate_of_a_broker_and_its_name_are_looked_at(
     url: str, told: dict[str, str] | None, tmp_path: Path
 ) -> None:
     assert celery_settings(url, data_dir=tmp_path).get("broker_use_ssl") == told
+
+
+@pytest.mark.parametrize(
+    ("query", "trusted"),
+    [("", False), ("?ssl_ca_certs={path}", True), ("?ssl_cert_reqs=none", True)],
+    ids=["nobody knows it", "its authority is named", "nobody shall look"],
+)
+def test_a_broker_of_an_unknown_authority_hears_nothing(query: str, trusted: bool, tmp_path: Path) -> None:
+    path, context = certificate(tmp_path)
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken, _ = listener.accept()
+                    with contextlib.suppress(ssl.SSLError), context.wrap_socket(taken, server_side=True) as secured:
+                        heard.append(secured.recv(1000))
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"rediss://:secret@127.0.0.1:{listener.getsockname()[1]}/0{query.format(path=path)}"
+        settings = celery_settings(url, data_dir=tmp_path)
+        options = settings["broker_transport_options"] | {"max_retries": 1, "socket_timeout": 2}
+        with (
+            kombu.Connection(url, ssl=settings["broker_use_ssl"], transport_options=options) as connection,
+            pytest.raises((kombu.exceptions.OperationalError, redis.exceptions.RedisError)),
+        ):
+            connection.channel()
+        listener.shutdown(socket.SHUT_RDWR)
+    assert any(b"secret" in words for words in heard) == trusted
 
 
 def test_a_worker_that_builds_is_not_taken_for_dead(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from aot.errors import Forbidden, InvalidConfig, NotARegistry, RegistryError, Re
 from aot.schema.digest import Digest
 from aot.schema.wire.blobs import Link
 from aot.schema.wire.workers import HealthReply
+from tests.certificates import certificate
 
 BODY = b'{"status":"ok","version":"1.0"}'
 HEALTH = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 31\r\n\r\n" + BODY
@@ -317,36 +316,6 @@ def test_a_forked_child_uses_no_connection_of_its_parent(serve: Callable[..., Se
     assert os.waitstatus_to_exitcode(status) == 0
     client.get_health()
     assert server.connections == 1
-
-
-def certificate(directory: Path) -> tuple[Path, ssl.SSLContext]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = serialization.PrivateFormat.PKCS8
-    pem = directory / "registry.pem"
-    pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    secret = directory / "registry.key"
-    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption()))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem, secret)
-    return pem, context
 
 
 def test_a_certificate_is_checked(serve: Callable[..., Server], tmp_path: Path) -> None:
