@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aot.errors import AotError, InvalidConfig, LocalStorageFull
 
+ROOM_HINT = "free space on this disk, lower AOT_CACHE_BYTES, or set AOT_CACHE_DIR to a larger one"
 NOEXEC_HINT = "set AOT_CACHE_DIR to a directory of a file system that is not mounted noexec; `aot doctor` looks at it"
 
 
@@ -25,7 +26,7 @@ def cache_error(error: OSError, root: Path, wish: str) -> AotError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LocalStorageFull(
             f"could not {wish}: {reason} ({root})",
-            hint="free space on this disk, lower AOT_CACHE_BYTES, or set AOT_CACHE_DIR to a larger one",
+            hint=ROOM_HINT,
         )
     return InvalidConfig(
         f"could not {wish}: {reason} ({root})",
@@ -33,14 +34,32 @@ def cache_error(error: OSError, root: Path, wish: str) -> AotError:
     )
 
 
+def require_room(root: Path, size_bytes: int, *, hint: str = ROOM_HINT) -> None:
+    """Raises LocalStorageFull where so many bytes do not fit on the disk of `root`, or of where it is going to be.
+
+    Before a download: one that fails at its last gigabyte has filled the disk for everybody else meanwhile.
+    """
+    system = _file_system_of(root)
+    if system is None or not system.f_blocks:  # one that does not tell
+        return
+    free = system.f_bavail * system.f_frsize
+    if size_bytes > free:
+        raise LocalStorageFull(f"{size_bytes} bytes are to be fetched to {root}, where {free} are free", hint=hint)
+
+
 def is_noexec(place: Path) -> bool:
     """Whether `place`, or where it is going to be, is on a file system mounted noexec: nothing on it can be mapped."""
+    system = _file_system_of(place)
+    return system is not None and bool(system.f_flag & os.ST_NOEXEC)
+
+
+def _file_system_of(place: Path) -> os.statvfs_result | None:
     while True:
         try:
-            return bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
+            return os.statvfs(place)
         except FileNotFoundError:
             if place.parent == place:
-                return False
+                return None
             place = place.parent
         except OSError:
-            return False
+            return None

@@ -13,6 +13,7 @@ from aot.cli.output import emit, say, size, table, weights_word
 from aot.client import RegistryClient
 from aot.errors import InvalidInput
 from aot.pipeline import PackedSource, follow_build, pack_factory, pack_program, submit_spec
+from aot.pipeline.limits import fitting
 from aot.recipes import check_recipe
 from aot.schema.names import Reference, Tag
 from aot.schema.recipe import Recipe
@@ -87,7 +88,7 @@ def packed_spec(client: RegistryClient, submission: Submission) -> Iterator[tupl
             profile=profile,
             recipe=submission.recipe,
             weights=packed.weights,
-            limits=submission.limits,
+            limits=fitting(submission.limits, packed, freeze=submission.recipe.freeze),
             commit=find_commit(submission.source, ci=config.ci_commit),
         )
         yield spec, packed

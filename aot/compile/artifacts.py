@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
 from aot.compile.kernels.kept import keep_kernels
 from aot.compile.multi_arch import multi_arch_note
 from aot.compile.options import captures_graphs, inductor_settings, mode_notes
-from aot.compile.program import Program, forward_parameters
+from aot.compile.program import Program, forward_parameters, forward_speaker
 from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
 from aot.compile.tuned import TUNING_FILE, parse_measured
@@ -166,13 +167,13 @@ class ArtifactMaker:
 
     def _build(self, into: Path, step: str, unit: Unit, settings: Mapping[str, Any]) -> Built:
         """Export and compile `unit` with `settings` into the new directory `into`."""
-        parameters = forward_parameters(unit.module)
+        describe_it = partial(describe, parameters=forward_parameters(unit.module), speak=forward_speaker(unit.module))
         into.mkdir(parents=True)
         with self._progress.phase(Phase.EXPORTING, step):
             exported = export_point(unit.module, unit.point, region=unit.region, tree=self._tree)
             self._refuse(exported, unit)
             # For its refusals; what the guards are is known once Inductor has decided.
-            describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
+            describe_it(exported.program, dimension_names=exported.symbols)
         with self._progress.phase(Phase.COMPILING, step):
             scratch = Path(self._job.build)
             package = compile_package(
@@ -188,7 +189,7 @@ class ArtifactMaker:
             refuse_second_runtime(read_elf(package.library), self._job.profile)
             wanted = {} if self._job.recipe.freeze else wanted_constants(exported, unit.module)
             constants, saved = self._account(wanted, unit, package)
-        described = describe(exported.program, dimension_names=exported.symbols, parameters=parameters)
+        described = describe_it(exported.program, dimension_names=exported.symbols)
         return Built(
             exported=exported, package=package, described=described, constants=constants, wanted=wanted, saved=saved
         )

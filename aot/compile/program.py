@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aot.compile.dimensions import Size, parse_dimensions
 from aot.errors import AotError, CompileOutOfMemory, SourceNotLoadable
+from aot.runtime.argument_names import Speak, speaker
 from aot.schema.factor import Fingerprint
 from aot.schema.recipe import Dimension
 
@@ -108,6 +109,11 @@ def forward_parameters(module: "Module") -> tuple[str, ...]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(module.forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind not in variable)
+
+
+def forward_speaker(module: "Module") -> Speak:
+    """Return what gives the name of a place in a call of the module, as `forward` has it."""
+    return speaker(inspect.signature(module.forward))
 
 
 def _assemble(parts: dict[str, Any], entry: str) -> Program:

@@ -6,15 +6,16 @@ inputs keep their values, since token ids and positions must stay in their table
 equal programs give equal bytes on every machine.
 """
 
-import io
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from aot.bundle.hashing import blob_of
 from aot.compile.dimensions import Size
+from aot.compile.outline import copy_member, write_outline
 from aot.compile.program import Example, Program
 from aot.errors import InvalidSource, SourceNotLoadable
 from aot.runtime.code import full_name
@@ -30,37 +31,40 @@ _TRACES = ("stack_trace", "source_fn_stack", "custom")
 # Export's mark on nodes that it made itself and that belong to no module: the size of a second dynamic input, say.
 _OF_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 _WRITE_ONE = "write it with torch.export.save(torch.export.export(module, args), path)"
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def strip_program(source: Path, target: Path) -> None:
-    """Write the program of `source` to `target` without weights; equal programs give equal bytes.
+def strip_program(source: Path, target: Path) -> int:
+    """Write the program of `source` to `target` without weights, and return how many bytes these have.
 
-    Raises InvalidSource when `source` was not written by torch.export.save.
+    Equal programs give equal bytes. Of the weights no byte is read, so that neither time nor memory grow with them;
+    an archive of another layout than today's is loaded whole. Raises InvalidSource when `source` was not written by
+    torch.export.save.
     """
     import torch
 
     if not zipfile.is_zipfile(source):
         raise InvalidSource(f"{source.name} is no exported program: no archive, or not all of one", hint=_WRITE_ONE)
     try:
-        program = _load(source)
+        program = _load_outline(source, beside=target.parent)
     except Exception as error:
         raise InvalidSource(
             f"{source.name} is no exported program: {type(error).__name__}: {str(error)[:200]}", hint=_WRITE_ONE
         ) from error
-    _drop_values(program)
+    weight_bytes = _drop_values(program)
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             for key in _TRACES:
                 node.meta.pop(key, None)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # Torch looks for the whole tensor behind each weight, and there is none any more.
-        warnings.filterwarnings("ignore", message="No complete tensor found")
-        torch.export.save(program, buffer)
-    temporary = target.with_name(target.name + ".part")
-    _write_plainly(buffer, temporary)
+    # To a file: lifted constants, which stay, may be large too.
+    with tempfile.TemporaryFile(dir=target.parent) as saved:
+        with warnings.catch_warnings():
+            # Torch looks for the whole tensor behind each weight, and there is none any more.
+            warnings.filterwarnings("ignore", message="No complete tensor found")
+            torch.export.save(program, saved)
+        temporary = target.with_name(target.name + ".part")
+        _write_plainly(saved, temporary)
     temporary.replace(target)
+    return weight_bytes
 
 
 def open_program(path: Path, *, seed: int) -> Program:
@@ -73,7 +77,8 @@ def open_program(path: Path, *, seed: int) -> Program:
     from aot.compile.weights import seed_weights
 
     try:
-        exported = _load(path)
+        with path.open("rb") as file:
+            exported = _load(file)
     except Exception as error:
         raise SourceNotLoadable(
             f"the exported program does not load: {type(error).__name__}: {str(error)[:300]}",
@@ -103,7 +108,16 @@ def open_program(path: Path, *, seed: int) -> Program:
     )
 
 
-def _load(path: Path) -> "ExportedProgram":
+def _load_outline(source: Path, *, beside: Path) -> "ExportedProgram":
+    """Load the program with one element in place of each weight, or as it is. Raises whatever torch raises."""
+    with tempfile.TemporaryFile(dir=beside) as outline:
+        if write_outline(source, outline):
+            return _load(outline)
+    with source.open("rb") as whole:
+        return _load(whole)
+
+
+def _load(file: IO[bytes]) -> "ExportedProgram":
     """Raises whatever torch raises, without the traceback that it logs on the way."""
     import logging
 
@@ -112,23 +126,28 @@ def _load(path: Path) -> "ExportedProgram":
     log = logging.getLogger("torch.export")
     before, log.disabled = log.disabled, True
     try:
-        # By its bytes: by path, torch wants to see the suffix .pt2.
-        return torch.export.load(io.BytesIO(path.read_bytes()))
+        # Not by its path, at which torch wants to see the suffix .pt2.
+        return torch.export.load(file)
     finally:
         log.disabled = before
 
 
-def _drop_values(program: "ExportedProgram") -> None:
-    """Replace weights and real-valued example inputs by tensors of one element, repeated to their shape."""
+def _drop_values(program: "ExportedProgram") -> int:
+    """Replace weights and real-valued example inputs by tensors of one element, repeated to their shape.
+
+    Returns the bytes of the weights, of tied ones once.
+    """
     import torch
     from torch.utils._pytree import tree_map_only
 
     replaced: dict[tuple[Any, ...], Tensor] = {}
 
     def empty(tensor: "Tensor") -> "Tensor":
+        if tensor.numel() == 0:  # it has no value, and torch does not save one that has memory
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         # Tied tensors stay tied: the same storage is the same replacement.
         place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.dtype)
-        if tensor.numel() == 0 or place not in replaced:
+        if place not in replaced:
             replaced[place] = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
         return replaced[place]
 
@@ -139,12 +158,14 @@ def _drop_values(program: "ExportedProgram") -> None:
     for name in _held_by_module(program):
         if name in program.constants:
             program.constants[name] = empty(program.constants[name])
+    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in replaced.values())
     if program.example_inputs is not None:
         program._example_inputs = tree_map_only(
             torch.Tensor,
             lambda tensor: empty(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor,
             program.example_inputs,
         )
+    return weight_bytes
 
 
 def _restore_values(program: "ExportedProgram") -> None:
@@ -157,10 +178,10 @@ def _restore_values(program: "ExportedProgram") -> None:
         for spec, node in zip(program.graph_signature.input_specs, _placeholders(program), strict=True)
         if spec.target is not None
     }
-    fresh: dict[int, Tensor] = {}
+    fresh: dict[int | str, Tensor] = {}
 
     def restore(name: str, tensor: "Tensor") -> "Tensor":
-        place = tensor.data_ptr()
+        place = tensor.data_ptr() or name  # all that are empty lie nowhere
         if place not in fresh:
             form = forms.get(name, tensor)
             shape, stride = tuple(map(int, form.shape)), tuple(map(int, form.stride()))
@@ -240,9 +261,9 @@ def _ranges_of(program: "ExportedProgram") -> Iterator[Dimension]:
             yield Dimension(name=str(symbol), low=int(values.lower), high=high)
 
 
-def _write_plainly(buffer: io.BytesIO, target: Path) -> None:
+def _write_plainly(saved: IO[bytes], target: Path) -> None:
     """Write the archive again in a fixed order, and without the identifier that torch draws for each save."""
-    with zipfile.ZipFile(buffer) as archive, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as plain:
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as plain:
         for name in sorted(archive.namelist()):
             if not name.endswith("/.data/serialization_id"):
-                plain.writestr(zipfile.ZipInfo(name, _EPOCH), archive.read(name))
+                copy_member(archive, archive.getinfo(name), plain)

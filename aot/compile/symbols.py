@@ -47,9 +47,9 @@ class Bounds:
 class Symbols:
     """Everything known about the sizes of one exported program's tensor inputs.
 
-    `tensors` are the placeholders' values in the order of the flat tensor inputs, `names` maps symbols to names of
-    dimensions ("seq/8" for a symbol that counts steps of 8). Raises SourceNotExportable when a size depends on what
-    no input shows.
+    `tensors` are the placeholders' values in the order of the flat tensor inputs, `paths` their places in the call and
+    `spoken` what people call them; `names` maps symbols to names of dimensions ("seq/8" for a symbol that counts steps
+    of 8). Raises SourceNotExportable when a size depends on what no input shows.
     """
 
     def __init__(
@@ -59,11 +59,13 @@ class Symbols:
         names: Mapping[str, str],
         *,
         paths: Sequence[str],
+        spoken: Sequence[str],
         declared_lows: bool,
     ) -> None:
         self._program = program
         self._tensors = tensors
         self._paths = paths
+        self._spoken = spoken
         self._environment = _shape_environment(program)
         # Only an environment that saw the inputs knows more than the file it was loaded from.
         self._is_traced = self._environment is not None and bool(self._environment.var_to_sources)
@@ -204,13 +206,13 @@ class Symbols:
         for place, expression in places:
             if not self._can_place(expression):
                 raise SourceNotExportable(
-                    f"size {place[1]} of {self._paths[place[0]]} is {expression}, which no input's size determines",
+                    f"size {place[1]} of {self._spoken[place[0]]} is {expression}, which no input's size determines",
                     hint="give every dynamic size a dimension of its own",
                 )
 
     def _pin_strides(self) -> None:
         """A stride that no size determines (a slice of a wider tensor) is held to the example's value."""
-        for tensor, path in zip(self._tensors, self._paths, strict=True):
+        for tensor, spoken in zip(self._tensors, self._spoken, strict=True):
             for stride in tensor.stride():
                 expression = self.canonical(stride)
                 if expression.is_number or self._can_place(expression):
@@ -219,15 +221,15 @@ class Symbols:
                     hint = getattr(stride.node, "hint", None)
                     if hint is None:
                         raise SourceNotExportable(
-                            f"{path} has a stride of its own, and the program does not tell its value",
+                            f"{spoken} has a stride of its own, and the program does not tell its value",
                             hint="export with a contiguous example input",
                         )
                     self._pinned[expression] = int(hint)
-        for tensor, path in zip(self._tensors, self._paths, strict=True):
+        for tensor, spoken in zip(self._tensors, self._spoken, strict=True):
             for stride in tensor.stride():
                 if not self._can_place(self.canonical(stride)):
                     raise SourceNotExportable(
-                        f"the strides of {path} follow from no input's sizes", hint="export with contiguous inputs"
+                        f"the strides of {spoken} follow from no input's sizes", hint="export with contiguous inputs"
                     )
 
     def _can_place(self, expression: Any) -> bool:

@@ -3,44 +3,39 @@
 Nothing of them reaches an unfrozen artifact; they serve a frozen build, and the proof of every build.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aot.compile.constants import tied_names
 from aot.errors import InvalidSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
 
 def load_weights(module: "Module", files: Iterable[Path]) -> None:
-    """Copy the tensors of `files` into `module`.
+    """Copy the tensors of `files` into `module`, one at a time: of a file no more is mapped than that it is open.
 
     Raises InvalidSpec that names every tensor that is missing, is too many, or has another shape. A tied tensor may
     stand under any of its names; buffers that a state dict leaves out keep their values.
     """
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    given: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            given |= load_file(str(path))
-        except SafetensorError as error:
-            raise InvalidSpec(
-                f"{path.name} is not a safetensors file: {error}", hint="save weights with safetensors.torch.save_file"
-            ) from error
+    paths = tuple(files)
+    given: dict[str, tuple[int, ...]] = {}
+    for path in paths:
+        with _opened(path) as file:
+            given |= {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
     state = module.state_dict(keep_vars=True)
     tied = tied_names(module)
     missing = [name for name in state if name not in given and not any(alias in given for alias in tied.get(name, ()))]
     unknown = [name for name in given if name not in state]
     misfits = [
-        f"{name}: {tuple(given[name].shape)} for {tuple(state[name].shape)}"
-        for name in given
-        if name in state and given[name].shape != state[name].shape
+        f"{name}: {shape} for {tuple(state[name].shape)}"
+        for name, shape in given.items()
+        if name in state and shape != tuple(state[name].shape)
     ]
     if missing or unknown or misfits:
         raise InvalidSpec(
@@ -50,8 +45,23 @@ def load_weights(module: "Module", files: Iterable[Path]) -> None:
             details={"missing": missing[:50], "unknown": unknown[:50], "misfits": misfits[:50]},
         )
     with torch.no_grad():
-        for name, tensor in given.items():
-            state[name].copy_(tensor)
+        for path in paths:
+            with _opened(path) as file:
+                for name in sorted(file.keys()):
+                    state[name].copy_(file.get_tensor(name))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise InvalidSpec(
+            f"{path.name} is not a safetensors file: {error}", hint="save weights with safetensors.torch.save_file"
+        ) from error
 
 
 def seed_weights(module: "Module", seed: int) -> None:

@@ -17,7 +17,7 @@ from aot.compile.run import Compiled, compile_source
 from aot.errors import QualificationFailed
 from aot.keys import fingerprint_of
 from aot.pipeline.recheck import refuse_false_facts
-from aot.pipeline.source import download
+from aot.pipeline.source import download, require_room
 from aot.proof import PTRACE, faults_of
 from aot.qualify import qualify
 from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, list_gpu_devices
@@ -237,6 +237,8 @@ def _fetch_blobs(
 ) -> dict[Digest, Path]:
     links = {link.digest: link for link in client.get_download_links(digest)}
     paths = {blob.digest: into / blob.digest.hex for blob in pushed.blobs}
+    into.mkdir(parents=True, exist_ok=True)
+    require_room(pushed.blobs, into)
     for blob in pushed.blobs:
         download(client, links[blob.digest], blob, paths[blob.digest], should_stop=should_stop)
     return paths

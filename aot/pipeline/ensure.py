@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from aot.client import RegistryClient
 from aot.errors import AotError, BundleWithdrawn, InvalidSource, InvalidSpec, NotFound
+from aot.pipeline.limits import fitting
 from aot.pipeline.lockfile import check_place, write_lock
 from aot.pipeline.source import PackedSource, pack_command, pack_factory, pack_program
 from aot.recipes import check_recipe
@@ -238,5 +239,5 @@ def _spec(project: Project, model: ModelEntry, packed: PackedSource, profile: Na
         profile=profile,
         recipe=model.asked_recipe,
         weights=packed.weights,
-        limits=model.limits,
+        limits=fitting(model.limits, packed, freeze=model.asked_recipe.freeze),
     )

@@ -1,9 +1,10 @@
 """Sources on their way: packed by whoever submits, fetched and opened by whoever builds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aot.cache import faults
 from aot.cache.incoming import Incoming, incoming
 from aot.client import RegistryClient
 from aot.errors import BlobNotFound, CompileStopped, DigestMismatch, InvalidSource, SizeMismatch
@@ -16,12 +17,17 @@ from aot.source import OpenedSource, blob_of, pack_tree, unpack_tree
 
 @dataclass(frozen=True)
 class PackedSource:
-    """A source and its weights as blobs, with the place of each on this disk. `left_out`: what packing skipped."""
+    """A source and its weights as blobs, with the place of each on this disk.
+
+    `left_out`: what packing skipped. `weight_bytes`: of the weights that a child will hold, given or not; 0 where that
+    is not known before the source is run.
+    """
 
     source: Source
     weights: tuple[File, ...]
     paths: Mapping[Digest, Path]
     left_out: tuple[str, ...] = ()
+    weight_bytes: int = 0
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -43,7 +49,8 @@ def pack_factory(
     packed = pack_tree(root, into)
     source = FactorySource(tree=packed.blob, entry=entry, requirements=tuple(sorted(requirements)))
     files, paths = _weights(weights)
-    return PackedSource(source, files, {packed.blob.digest: packed.path, **paths}, tuple(map(str, packed.left_out)))
+    left_out, weight_bytes = tuple(map(str, packed.left_out)), sum(file.size_bytes for file in files)
+    return PackedSource(source, files, {packed.blob.digest: packed.path, **paths}, left_out, weight_bytes)
 
 
 def pack_program(
@@ -57,11 +64,11 @@ def pack_program(
 
     into.mkdir(parents=True, exist_ok=True)
     stripped = into / "program.pt2"
-    strip_program(program, stripped)
+    weight_bytes = strip_program(program, stripped)
     blob = blob_of(stripped)
     files, paths = _weights(weights)
     source = ProgramSource(program=blob, requirements=tuple(sorted(requirements)))
-    return PackedSource(source, files, {blob.digest: stripped, **paths})
+    return PackedSource(source, files, {blob.digest: stripped, **paths}, weight_bytes=weight_bytes)
 
 
 def pack_command(root: Path, command: Sequence[str], *, into: Path, requirements: Sequence[str] = ()) -> PackedSource:
@@ -109,9 +116,11 @@ def fetch_source(
 ) -> OpenedSource:
     """Fetch every blob of `spec` by its link, verified while it is written, and open the source below `into`.
 
-    A text that `should_stop` returns ends it with CompileStopped, also in the middle of a large blob.
+    A text that `should_stop` returns ends it with CompileStopped, also in the middle of a large blob. Raises
+    LocalStorageFull before the first byte where there is no room for all.
     """
     into.mkdir(parents=True, exist_ok=True)
+    require_room(spec.blobs, into)
     by_digest = {link.digest: link for link in links}
     places: dict[Digest, Path] = {}
     for blob in spec.blobs:
@@ -121,6 +130,12 @@ def fetch_source(
         places[blob.digest] = into / blob.digest.hex
         download(client, link, blob, places[blob.digest], should_stop=should_stop)
     return open_source(spec, places, into=into)
+
+
+def require_room(blobs: Iterable[Blob], into: Path) -> None:
+    """Raises LocalStorageFull where the disk of the directory `into` has no room for the blobs."""
+    wanted = sum({blob.digest: blob.size_bytes for blob in blobs}.values())
+    faults.require_room(into, wanted, hint="give the worker a larger disk: `scratch` of the chart, or AOT_DATA_DIR")
 
 
 def download(

@@ -29,6 +29,10 @@ _OTHER_VERSION = (404, 412)
 _NO_VERSION = f'"{"0" * 32}"'
 
 
+class _NotCopied(Exception):
+    """The store has copied no part, and says nothing of it."""
+
+
 class _Wish(NamedTuple):
     source: str
     to: str
@@ -57,6 +61,7 @@ class S3Copies:
         self.largest_copy_bytes = largest_copy_bytes
         self.part_bytes = part_bytes
         self.bound = False
+        self.in_parts = True
         self._going: dict[_Wish, _Going] = {}
 
     def probe(self, source: str, *, to: str) -> None:
@@ -81,8 +86,10 @@ class S3Copies:
         wish = _Wish(source, to, version)
         with translated(f"copy {source} in bucket {self._bucket}"):
             try:
-                if blob.size_bytes > self.largest_copy_bytes:
-                    return self._copy_parts(blob, wish, seconds=seconds)
+                if blob.size_bytes > self.largest_copy_bytes and self.in_parts:
+                    with suppress(_NotCopied):
+                        return self._copy_parts(blob, wish, seconds=seconds)
+                    self._begin_whole(wish)
                 place = {"Bucket": self._bucket, "Key": to}
                 self._bound(self._client.copy_object, wish, **place, **self._encryption)
             except ClientError as error:
@@ -92,6 +99,12 @@ class S3Copies:
                     return False
                 raise
         return True
+
+    def _begin_whole(self, wish: _Wish) -> None:
+        """Give up the parts, and from now on copy everything at once: the store knows no copies of parts."""
+        self.in_parts = False
+        if going := self._going.pop(wish, None):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=wish.to, UploadId=going.upload)
 
     def _copy_parts(self, blob: Blob, wish: _Wish, *, seconds: float) -> bool | None:
         place = {"Bucket": self._bucket, "Key": wish.to}
@@ -107,8 +120,10 @@ class S3Copies:
             start = (number - 1) * self.part_bytes
             stop = min(start + self.part_bytes, blob.size_bytes)
             within = {"PartNumber": number, "CopySourceRange": f"bytes={start}-{stop - 1}"}
-            done = self._bound(self._client.upload_part_copy, wish, **place, **within)
-            return str(done["CopyPartResult"]["ETag"])
+            done = self._bound(self._client.upload_part_copy, wish, **place, **within).get("CopyPartResult", {})
+            if "ETag" not in done:  # a store that takes the request for a part without bytes
+                raise _NotCopied
+            return str(done["ETag"])
 
         until = time.monotonic() + seconds
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from aot.errors import BlobNotFound
+from aot.errors import BlobNotFound, BlobPending
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.wire.blobs import Link, Part
@@ -103,6 +103,30 @@ def test_a_blob_of_three_parts_becomes_one_object(store: S3BlobStore) -> None:
     got = follow(store.download_link(BLOB, expires_in=HOUR), range=f"bytes={PART - 5}-{PART + 4}")
     assert (got.status, got.body) == (206, CONTENT[PART - 5 : PART + 5])
     assert list(store.part_uploads()) == []
+
+
+def test_nobody_waits_for_a_store_that_takes_long_to_join_the_parts(
+    store: S3BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, joined, may_end = store._client.complete_multipart_upload, [], threading.Event()
+
+    def slow(**upload: Any) -> Any:
+        joined.append(upload["UploadId"])
+        assert may_end.wait(20)
+        return join(**upload)
+
+    monkeypatch.setattr(store._client, "complete_multipart_upload", slow)
+    monkeypatch.setattr("registry.storage.s3_parts.JOIN_SECONDS", 0.05)
+    link = mine(store).link(BLOB, expires_in=HOUR)
+    for part in link.parts:
+        assert put_part(link, part).status == 200
+    for _ in range(2):
+        with pytest.raises(BlobPending, match="still joins the parts"):
+            mine(store).complete(BLOB)
+    may_end.set()
+    monkeypatch.setattr("registry.storage.s3_parts.JOIN_SECONDS", 20.0)
+    assert mine(store).complete(BLOB) == len(CONTENT)
+    assert len(joined) == 1, "one attempt at a time"
 
 
 def test_a_blob_up_to_the_limit_goes_in_one_request(store: S3BlobStore) -> None:
@@ -295,6 +319,14 @@ def test_a_copy_in_parts_goes_on_where_its_time_ended(s3_endpoint: str, monkeypa
     )
     assert read(store, BLOB) == CONTENT
     assert list(store.part_uploads()) == []
+
+
+def test_a_large_blob_is_adopted_whatever_the_store_makes_of_copies_in_parts(store: S3BlobStore) -> None:
+    put_all(mine(store))
+    store._copies.largest_copy_bytes, store._copies.part_bytes = PART, PART
+    assert adopted(mine(store))
+    assert read(store, BLOB) == CONTENT
+    assert all(upload.namespace is not None for upload in store.part_uploads()), "nothing is left of a copy"
 
 
 def test_an_upload_that_is_given_up_is_gone_and_may_begin_again(store: S3BlobStore) -> None:

@@ -14,7 +14,7 @@ from aot.schema.wire.blobs import DownloadLinksRequest
 from aot.schema.wire.bundles import TagRequest, WithdrawRequest
 from aot.schema.wire.workers import Scope
 from registry.db import hot
-from registry.db.models import ArtifactBlobRow, TokenRow
+from registry.db.models import ArtifactBlobRow, BlobRow, TokenRow
 from registry.db.session import open_sessions
 from registry.services import tokens
 from registry.services.callers import REMEMBERED_SECONDS
@@ -80,13 +80,51 @@ def test_a_cold_pods_request_is_one_statement_and_has_the_links_too(service: Ser
         assert service.call("resolve", token=token, **place).links == ()
 
 
-def test_more_blobs_than_a_pod_may_need_are_not_linked_to(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def a_bundle_of(service: Service, blobs: int) -> Digest:
+    """One that names so many blobs, each of them for three files."""
     bundle = service.published(a_spec()).bundle
+    with service.deps.sessions.transaction() as session:
+        [file] = session.scalars(select(ArtifactBlobRow).where(ArtifactBlobRow.bundle == bundle).limit(1))
+        kept = session.get_one(BlobRow, file.digest)
+        digests = [file.digest, *(Digest.of(b"%d" % number) for number in range(1, blobs))]
+        fields = {"size_bytes": file.size_bytes, "state": kept.state, "created_at": kept.created_at}
+        session.add_all(BlobRow(digest=digest, **fields) for digest in digests[1:])
+        session.flush()
+        session.add_all(
+            ArtifactBlobRow(
+                bundle=bundle,
+                position=1000 + position,
+                artifact=file.artifact,
+                path=f"file-{position}",
+                digest=digest,
+                size_bytes=file.size_bytes,
+            )
+            for position, digest in enumerate(3 * digests)
+        )
+    return bundle
+
+
+def test_more_blobs_than_a_pod_may_need_are_not_linked_to(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blob that several files are counts once."""
+    bundle = a_bundle_of(service, 4)
     place = {"namespace": "default", "name": "mini", "target": bundle}
-    count = len(service.call("resolve", query=LINKS, **place).links)
-    monkeypatch.setattr("registry.api.bundles.MOST_LINKED", count - 1)
-    found = service.call("resolve", query=LINKS, **place)
-    assert ([one.digest for one in found.bundles], found.links) == ([bundle], ())
+    for most, linked in ((4, 4), (3, 0)):
+        monkeypatch.setattr("registry.api.bundles.MOST_LINKED", most)
+        found = service.call("resolve", query=LINKS, **place)
+        assert ([one.digest for one in found.bundles], len(found.links)) == ([bundle], linked)
+
+
+def test_thousands_of_blobs_are_not_read_to_find_that_they_are_too_many(service: Service) -> None:
+    bundle = a_bundle_of(service, 10)
+    service.call("tag", TagRequest(bundle=bundle), namespace="default", name="mini", tag="a")
+    with service.deps.sessions.glancing() as reader:
+        listed = hot.blobs_of(bundle, reader)
+        assert listed is not None and len(listed.blobs) == 10
+        for most, read in ((2, 3), (9, 10), (10, 10), (64, 10), (0, 0)):
+            [pinned] = hot.resolve_pinned("default", "mini", [bundle], most_blobs=most, reader=reader)  # type: ignore[arg-type]
+            [tagged] = hot.resolve_tag("default", "mini", "a", most_blobs=most, reader=reader)  # type: ignore[arg-type]
+            assert len(pinned.blobs) == len(tagged.blobs) == read
+            assert set(pinned.blobs) | set(tagged.blobs) <= set(listed.blobs)
 
 
 def test_links_are_to_what_the_caller_may_read_alone(service: Service) -> None:

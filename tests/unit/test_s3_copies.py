@@ -149,3 +149,23 @@ def test_a_stream_that_breaks_without_a_byte_is_given_up() -> None:
     with pytest.raises(StorageUnavailable), io.BufferedReader(ResumedBody(begin, BLOB.digest)) as stream:
         stream.read()
     assert begun == [0] + [5] * REOPENED
+
+
+class WithoutParts(Copying):
+    """A store that takes a copy of a part for a part without bytes."""
+
+    def upload_part_copy(self, **given: Any) -> Any:
+        super().upload_part_copy(**given)
+        return {}
+
+    def abort_multipart_upload(self, *, UploadId: str, **given: Any) -> None:
+        self.copied.append(f"{UploadId} given up")
+
+
+def test_a_store_that_copies_no_parts_copies_large_blobs_whole() -> None:
+    client = WithoutParts()
+    copies = S3Copies(client, "bucket", encryption={}, largest_copy_bytes=4, part_bytes=7)
+    assert copy(copies) is True
+    assert client.copied == ["upload-1 bytes=0-6", "upload-1 given up", "whole"]
+    assert copy(copies) is True
+    assert client.copied[3:] == ["whole"]
