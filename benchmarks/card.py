@@ -45,7 +45,7 @@ from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
 from benchmarks.card_width import SECOND, measure_width
 from benchmarks.cold_start import RESULTS
 from benchmarks.merge import key_of, on_host
-from benchmarks.models import CARD, DEEP
+from benchmarks.models import BATCHES, CARD, DEEP
 from benchmarks.service import running_service
 from benchmarks.starts import ROOT
 from benchmarks.table import rows_of
@@ -191,6 +191,9 @@ def _parse() -> argparse.Namespace:
         parser.error(f"wanted some of {', '.join((*STARTED, SECOND, REGIONS))}, found {unknown[0]!r}")
     if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
         parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
+    if unknown := [one for one in _words(options.batches) if one not in BATCHES]:
+        # Of another there is no program: it would be found out after the build.
+        parser.error(f"wanted batches of {', '.join(BATCHES)}, found {unknown[0]!r}")
     return options
 
 

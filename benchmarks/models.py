@@ -70,6 +70,7 @@ MEASURED = ("minilm", "decoder", "resnet")
 LLAMA = "Llama-type decoder (1.2 B)"
 # Measured on cards in bfloat16 for batches of 1 and 16 (exact: each is a program of its own, so no kernel is planned
 # for a range and a call can be replayed as a CUDA graph), most wanted first.
+BATCHES = ("1", "16")
 CARD = {
     model.name: model
     for model in (

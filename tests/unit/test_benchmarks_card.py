@@ -297,3 +297,15 @@ def test_weights_of_no_meaning_are_tied_as_those_of_a_file() -> None:
     assert all(isinstance(one, torch.nn.Parameter) and one.device.type == "cpu" for one in module.parameters())
     with torch.inference_mode():
         assert module(*source.example_inputs(1, size="tiny")).shape == (1, 64, 50304)
+
+
+@pytest.mark.parametrize("batches", ["1,2", "16,", "0"])
+def test_a_batch_that_no_program_is_built_for_is_refused_before_anything_is_built(
+    batches: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["card", "--batches", batches])
+    with pytest.raises(SystemExit):
+        card._parse()
+    assert "wanted batches of 1, 16, found" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["card", "--batches", "16,1"])
+    assert card._parse().batches == "16,1"
