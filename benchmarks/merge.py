@@ -44,7 +44,10 @@ def main() -> int:
 
 
 def merge(reports: Sequence[Report]) -> Report:
-    """Return one report of all. What bears no time is older than what does, and the earlier in `reports` the older."""
+    """Return one report of all. What bears no time is older than what does, and the earlier in `reports` the older.
+
+    What is no row (`tests`) is the newest report's that has it.
+    """
     _, newest = max(enumerate(reports), key=lambda one: (_newest_of(one[1]), one[0]))
     named = [on_host(report, newest["host"]) for report in reports]
     rows: dict[Key, Row] = {}
@@ -56,7 +59,7 @@ def merge(reports: Sequence[Report]) -> Report:
             known = missing.get(key_of(one))
             if _still_lacks(one, rows.get(key_of(one)), report) and (known is None or _time_of(one) >= _time_of(known)):
                 missing[key_of(one)] = one
-    others = {name: value for report in named for name, value in report.items()}
+    others = {name: value for report in sorted(named, key=_newest_of) for name, value in report.items()}
     return others | {"rows": list(rows.values()), "not_reached": list(missing.values()), "host": newest["host"]}
 
 

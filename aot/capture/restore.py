@@ -58,8 +58,10 @@ def restore(entries: Sequence[Entry], blobs: Mapping[Digest, Path], *, into: Pat
         )
     try:
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Nothing says that the driver makes the directory that it is told to use, as compilers do.
-        (into / DRIVER).mkdir(exist_ok=True)
+        # Nothing says that the driver makes the directory that it is told to use, as compilers do. Where it cannot be
+        # made (an older version has filled the directory, which is mounted read-only by now), it keeps nothing.
+        with contextlib.suppress(OSError):
+            (into / DRIVER).mkdir(exist_ok=True)
         # The lock saves work: without one each file still appears whole, several times.
         with locked(into.with_name(f"{into.name}.lock"), wait_seconds=WAIT_SECONDS):
             written = sum(unless_stale(partial(_place, entry, blobs[entry.digest], into)) for entry in entries)

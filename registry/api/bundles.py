@@ -110,15 +110,13 @@ def find(data: FindRequest, deps: Deps, caller: Principal) -> FindReply:
 def resolve(namespace: str, name: str, target: str, deps: Deps, caller: Principal, links: bool = False) -> ResolveReply:
     """Resolve a tag or digest to signed manifests, with links to their blobs where those are few."""
     model = Namespace.parse(namespace), Name.parse(name)
+    most = MOST_LINKED if links else 0
     with deps.sessions.glancing() as reader:
-        found = lookup.resolve(*model, target, blobs=links, by=caller, reader=reader)
+        found = lookup.resolve(*model, target, most_blobs=most, by=caller, reader=reader)
     if links or target.startswith("sha256:"):  # what a tag names is pinned by it
         deps.uses.note((bundle.digest for bundle in found.bundles), now=deps.clock())
-    linked = found.blobs if len(found.blobs) <= MOST_LINKED else ()
-    return ResolveReply(
-        bundles=found.bundles,
-        links=blobs.download_links(linked, deps.store, expires_in=deps.settings.link_lives),
-    )
+    linked = blobs.download_links(found.blobs, deps.store, expires_in=deps.settings.link_lives)
+    return ResolveReply(bundles=found.bundles, links=linked)
 
 
 @endpoint("tag")
@@ -150,8 +148,7 @@ def remove_tag(
     with deps.sessions.transaction() as session:
         reply = tags.remove(reference, expected=guard, by=caller, now=deps.clock(), session=session)
     records.forget_soon(deps, reference)
-    left = [view.bundle for view in reply.removed]
-    log.info("tag-removed", reference=reference, bundles=left, by=caller.label)
+    log.info("tag-removed", reference=reference, bundles=[view.bundle for view in reply.removed], by=caller.label)
     return reply
 
 

@@ -42,8 +42,8 @@ def claim(data: ClaimRequest, deps: Deps, caller: Principal) -> ClaimReply:
     row = claimed.build
     log.info("build-claimed", build=row.id, attempt=row.attempt, worker=data.worker)
     wanted = blobs.distinct(row.spec.blobs)
-    # Retention keeps the blobs of a build that runs.
-    lives = blobs.lives_for(wanted, least=settings.link_lives)
+    # Retention keeps the blobs of a build that runs. Nobody has a use for them once the attempt is over.
+    lives = min(blobs.lives_for(wanted, least=settings.link_lives), max(settings.link_lives, settings.attempt_lives))
     links = blobs.download_links(wanted, deps.store, expires_in=lives)
     measured = claimed.measurements and deps.store.download_link(claimed.measurements, expires_in=lives)
     return ClaimReply(

@@ -62,7 +62,7 @@ def endpoint(name: str, *, direct: bool = False) -> Callable[[Callable[..., Any]
 
     def decorate(function: Callable[..., Any]) -> HTTPRouteHandler:
         signature = inspect.signature(function)
-        switches = frozenset(name for name, one in signature.parameters.items() if one.annotation is bool)
+        switches = frozenset(word for word, one in signature.parameters.items() if one.annotation is bool)
         body = signature.parameters.get("data")
         found = (body.annotation if body else None, signature.return_annotation)
         if found != (row.request, row.reply):

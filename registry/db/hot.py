@@ -31,7 +31,7 @@ FILES, TOKENS, BUILDS = ArtifactBlobRow.__table__.c, TokenRow.__table__.c, Build
 class Resolved:
     """What a pod needs of a bundle, and what it must be told where there is nothing to give.
 
-    `blobs`: those that it names, where they were asked for.
+    `blobs`: those that it names, where they were asked for; of more than `most_blobs` one more than that, whichever.
     """
 
     digest: Digest
@@ -79,11 +79,13 @@ def find_token(digest: str, reader: Reader) -> KnownToken | None:
 
 
 def resolve_tag(
-    namespace: Namespace, name: Name, tag: Tag, *, blobs: bool = False, reader: Reader
+    namespace: Namespace, name: Name, tag: Tag, *, most_blobs: int = 0, reader: Reader
 ) -> tuple[Resolved, ...]:
-    """Every bundle that the tag stands for, whatever its state, by profile."""
-    statement = _OF_TAG_WITH_BLOBS if blobs else _OF_TAG
-    return _resolved(statement, {"namespace": namespace, "name": name, "tag": tag}, reader)
+    """Every bundle that the tag stands for, whatever its state, by profile; with its blobs unless `most_blobs` is 0."""
+    values = {"namespace": namespace, "name": name, "tag": tag}
+    if most_blobs:
+        return _resolved(_OF_TAG_WITH_BLOBS, {**values, "limit": most_blobs + 1}, reader)
+    return _resolved(_OF_TAG, values, reader)
 
 
 def resolve_digests(digests: Iterable[Digest], reader: Reader) -> tuple[Resolved, ...]:
@@ -92,11 +94,14 @@ def resolve_digests(digests: Iterable[Digest], reader: Reader) -> tuple[Resolved
 
 
 def resolve_pinned(
-    namespace: Namespace, name: Name, digests: Sequence[Digest], *, blobs: bool = False, reader: Reader
+    namespace: Namespace, name: Name, digests: Sequence[Digest], *, most_blobs: int = 0, reader: Reader
 ) -> tuple[Resolved, ...]:
-    """Those of `digests` that are bundles of this model, whatever their state, in the order given."""
-    statement = _PINNED_WITH_BLOBS if blobs else _PINNED
-    found = _resolved(statement, {"digests": list(digests), "namespace": namespace, "name": name}, reader)
+    """Those of `digests` that are bundles of this model, whatever their state, in the order given; blobs as above."""
+    values = {"digests": list(digests), "namespace": namespace, "name": name}
+    if most_blobs:
+        found = _resolved(_PINNED_WITH_BLOBS, {**values, "limit": most_blobs + 1}, reader)
+    else:
+        found = _resolved(_PINNED, values, reader)
     return tuple(sorted(found, key=lambda bundle: digests.index(bundle.digest)))
 
 
@@ -146,6 +151,19 @@ def _files() -> ScalarSelect[str]:
     )
 
 
+def _few_files() -> ScalarSelect[str]:
+    # To read and join thousands, which a bundle of small cache entries has, takes three times as long as all the rest.
+    few = (
+        select(FILES.digest, FILES.size_bytes)
+        .distinct()
+        .where(FILES.bundle == BUNDLES.digest)
+        .correlate(BundleRow.__table__)
+        .limit(bindparam("limit"))
+        .subquery()
+    )
+    return select(Joined(cast(few.c.digest, Text) + " " + cast(few.c.size_bytes, Text))).scalar_subquery()
+
+
 def _resolving(files: ColumnElement[str | None]) -> Select[Any]:
     # A second look at the tags inside the one query: `Resolved.tags` are all of the bundle's, not only the one asked.
     every = TagRow.__table__.alias("every_tag")
@@ -190,9 +208,9 @@ def _pinned(files: ColumnElement[str | None]) -> Select[Any]:
 
 
 _TOKEN = select(*(TOKENS[name] for name in KnownToken._fields)).where(TOKENS.hash == bindparam("hash"))
-_OF_TAG, _OF_TAG_WITH_BLOBS = _of_tag(null()), _of_tag(_files())
+_OF_TAG, _OF_TAG_WITH_BLOBS = _of_tag(null()), _of_tag(_few_files())
 _OF_DIGESTS = _of_digests(null())
-_PINNED, _PINNED_WITH_BLOBS = _pinned(null()), _pinned(_files())
+_PINNED, _PINNED_WITH_BLOBS = _pinned(null()), _pinned(_few_files())
 _FILES_OF = select(
     BUNDLES.namespace,
     BUNDLES.state,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import select, tuple_, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -29,6 +29,13 @@ def hold_tags(reference: Reference, session: Session) -> Sequence[TagRow]:
     model = (TagRow.namespace == reference.namespace, TagRow.name == reference.name)
     query = select(TagRow).where(*model, TagRow.tag == reference.tag).order_by(TagRow.profile)
     return session.scalars(query.with_for_update()).all()
+
+
+def hold_several(places: Iterable[Place], session: Session) -> None:
+    """The same of several places, as far as they stand for something."""
+    key = (TagRow.namespace, TagRow.name, TagRow.tag, TagRow.profile)
+    query = select(TagRow.tag).where(tuple_(*key).in_(list(places))).order_by(*key)
+    session.execute(query.with_for_update()).all()
 
 
 def insert_tag(place: Place, bundle: Digest, *, now: datetime, session: Session) -> bool:

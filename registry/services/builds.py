@@ -241,6 +241,7 @@ def _published(asked: rows.Asked, request: SubmitRequest, *, now: datetime, sess
     bundle = find_answer(asked, request.spec, session)
     if bundle is None or bundle.build is None:
         return None
+    tags.hold(request.tags, bundle=bundle, session=session)
     for tag in request.tags:
         tags.put(tag, bundle=bundle, now=now, session=session)
     return rows.find_build(bundle.build, session)

@@ -52,13 +52,15 @@ UNSIGNED = Envelope(payload="", signatures=())
 
 class Found(NamedTuple):
     bundles: tuple[SignedManifest, ...]
-    blobs: tuple[Blob, ...]  # of all of them, each once, where they were asked for
+    blobs: tuple[Blob, ...]  # of all of them, each once; none where they are more than were asked for
 
 
 def resolve(
-    namespace: Namespace, name: Name, target: str, *, blobs: bool = False, by: Principal, reader: hot.Reader
+    namespace: Namespace, name: Name, target: str, *, most_blobs: int = 0, by: Principal, reader: hot.Reader
 ) -> Found:
     """The live bundles that a tag stands for, one a profile; or those of one digest, or several between commas.
+
+    With their blobs where these are `most_blobs` at most.
 
     Raises TagNotFound or BundleNotFound, also for what `by` may not read, and BundleWithdrawn where nothing that the
     target stands for is live any more.
@@ -69,7 +71,7 @@ def resolve(
         usable = {BundleState.LIVE, BundleState.PENDING}
         found = tuple(
             bundle
-            for bundle in hot.resolve_pinned(namespace, name, digests, blobs=blobs, reader=reader)
+            for bundle in hot.resolve_pinned(namespace, name, digests, most_blobs=most_blobs, reader=reader)
             if _may_resolve(bundle, namespace, by=by, reader=reader)
         )
         missing = bundle_not_found(digests[0])
@@ -79,11 +81,11 @@ def resolve(
         if not _reads_live(namespace, by=by, reader=reader):
             raise missing
         usable = {BundleState.LIVE}
-        found = hot.resolve_tag(namespace, name, tag, blobs=blobs, reader=reader)
+        found = hot.resolve_tag(namespace, name, tag, most_blobs=most_blobs, reader=reader)
     live = tuple(bundle for bundle in found if bundle.state in usable and bundle.damage is None)
     if live:
-        named = dict.fromkeys(blob for bundle in live for blob in bundle.blobs)
-        return Found(tuple(map(_manifest_of, live)), tuple(named))
+        named = tuple(dict.fromkeys(blob for bundle in live for blob in bundle.blobs))
+        return Found(tuple(map(_manifest_of, live)), named if len(named) <= most_blobs else ())
     for bundle in found:
         if bundle.state in usable and bundle.damage is not None:
             raise _damaged(bundle.digest, bundle.damage)

@@ -11,9 +11,10 @@ A lock pins by digest through its use (`registry.services.uses`), and for good w
 --lock`); that a tag was moved away or removed is a use, too (`registry.services.tags`).
 
 Links are handed out only for blobs that some bundle or live build names, so none can be live longer than the grace
-period after the blob was condemned; it is never shorter than a link's life and a margin. Whoever uploads or publishes
-holds the blob's row and lets a condemned blob live; a blob that is being deleted answers BlobPending until it is gone.
-Several sweepers may run at once.
+period after the blob was condemned; it is never shorter than a link's life and a margin. Those of a claim to large
+blobs may be, which is of use to nobody: their build keeps the blobs for as long as it runs. Whoever uploads or
+publishes holds the blob's row and lets a condemned blob live; a blob that is being deleted answers BlobPending until
+it is gone. Several sweepers may run at once.
 """
 
 import time

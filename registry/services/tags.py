@@ -7,6 +7,7 @@ Where it stands for code that was tuned on the card, code of the same key that w
 place for as long as that is live, whoever moves it.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -115,6 +116,16 @@ def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> bool
         if rows.insert_tag(place, bundle.digest, now=now, session=session):
             return True
         # Made by somebody else between the two statements: and may be removed by the next.
+
+
+def hold(wanted: Sequence[Tag], *, bundle: BundleRow, session: Session) -> None:
+    """Keep others off these tags before the first of several moves to `bundle`.
+
+    Who removes a tag holds it first, then what it stands for. Who moved one that stands for the same, and then came to
+    that tag, would wait for him, and he for that bundle.
+    """
+    if len(wanted) > 1:
+        rows.hold_several([_place(tag, bundle) for tag in wanted], session)
 
 
 def require_live(bundle: BundleRow) -> None:

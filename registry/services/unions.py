@@ -33,6 +33,7 @@ def put_tags(wanted: Sequence[Tag], *, bundle: BundleRow, spec: Spec, now: datet
     Raises TagMoved where a union would lose entries, and Conflict where it would take the place of what was withdrawn.
     """
     put = _put if is_union(spec) else tags.put
+    tags.hold(wanted, bundle=bundle, session=session)
     for tag in wanted:
         put(tag, bundle=bundle, now=now, session=session)
 
@@ -42,6 +43,7 @@ def put_tags_again(wanted: Sequence[Tag], *, bundle: BundleRow, spec: Spec, now:
 
     A tag that stands for what a union lacks stays where it is: others have written back since.
     """
+    tags.hold(wanted, bundle=bundle, session=session)
     for tag in wanted:
         with contextlib.suppress(Conflict):
             put_tags((tag,), bundle=bundle, spec=spec, now=now, session=session)

@@ -4,7 +4,7 @@ The client takes 0.15 ms for a link: events, endpoint rules, validation, which c
 waits for the links of hundreds. What is signed at one second differs in the key alone, in the URL and in the canonical
 request that the signature is of (Amazon S3 API Reference, "Authenticating Requests: Using Query Parameters (AWS
 Signature Version 4)"). So the client's link serves as the pattern of the others: botocore makes its canonical request,
-the key that signs all of that day is derived once, and a link takes 0.003 ms.
+the day's signing key is derived with it, once for all links of that second, and each takes 0.003 ms.
 
 A pattern is used only when it comes to the client's own signature for the client's own link. Where it does not (other
 signatures, sessions of a directory bucket, credentials that changed meanwhile), every link is the client's.

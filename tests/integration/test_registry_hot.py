@@ -80,13 +80,13 @@ def test_a_cold_pods_request_is_one_statement_and_has_the_links_too(service: Ser
         assert service.call("resolve", token=token, **place).links == ()
 
 
-def a_bundle_of(service: Service, blobs: int) -> Digest:
-    """One that names so many blobs, each of them for three files."""
-    bundle = service.published(a_spec()).bundle
+def a_bundle_of(service: Service, blobs: int, *, profile: str = "cpu-v3") -> Digest:
+    """One under mini:latest that names so many blobs, the first of which all have, each of them for three files."""
+    bundle = service.published(a_spec(profile=profile), tags=("latest",)).bundle
     with service.deps.sessions.transaction() as session:
         [file] = session.scalars(select(ArtifactBlobRow).where(ArtifactBlobRow.bundle == bundle).limit(1))
         kept = session.get_one(BlobRow, file.digest)
-        digests = [file.digest, *(Digest.of(b"%d" % number) for number in range(1, blobs))]
+        digests = [file.digest, *(Digest.of(f"{profile} {number}".encode()) for number in range(1, blobs))]
         fields = {"size_bytes": file.size_bytes, "state": kept.state, "created_at": kept.created_at}
         session.add_all(BlobRow(digest=digest, **fields) for digest in digests[1:])
         session.flush()
@@ -114,15 +114,27 @@ def test_more_blobs_than_a_pod_may_need_are_not_linked_to(service: Service, monk
         assert ([one.digest for one in found.bundles], len(found.links)) == ([bundle], linked)
 
 
+def test_blobs_of_all_that_a_tag_stands_for_are_counted_each_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.register(a_profile(), a_profile("cpu-v2", capability="cpu:x86-64-v2"))
+    bundles = [a_bundle_of(service, 3, profile="cpu-v2"), a_bundle_of(service, 4)]
+    place = {"namespace": "default", "name": "mini"}
+    for most, linked in ((6, 6), (5, 0)):
+        monkeypatch.setattr("registry.api.bundles.MOST_LINKED", most)
+        for target in ("latest", ",".join(bundles)):
+            found = service.call("resolve", query=LINKS, target=target, **place)
+            assert ([one.digest for one in found.bundles], len(found.links)) == (bundles, linked)
+
+
 def test_thousands_of_blobs_are_not_read_to_find_that_they_are_too_many(service: Service) -> None:
     bundle = a_bundle_of(service, 10)
-    service.call("tag", TagRequest(bundle=bundle), namespace="default", name="mini", tag="a")
     with service.deps.sessions.glancing() as reader:
         listed = hot.blobs_of(bundle, reader)
         assert listed is not None and len(listed.blobs) == 10
         for most, read in ((2, 3), (9, 10), (10, 10), (64, 10), (0, 0)):
             [pinned] = hot.resolve_pinned("default", "mini", [bundle], most_blobs=most, reader=reader)  # type: ignore[arg-type]
-            [tagged] = hot.resolve_tag("default", "mini", "a", most_blobs=most, reader=reader)  # type: ignore[arg-type]
+            [tagged] = hot.resolve_tag("default", "mini", "latest", most_blobs=most, reader=reader)  # type: ignore[arg-type]
             assert len(pinned.blobs) == len(tagged.blobs) == read
             assert set(pinned.blobs) | set(tagged.blobs) <= set(listed.blobs)
 

@@ -29,7 +29,7 @@ from registry.db.session import open_sessions
 from registry.deps import build_deps
 from registry.services import holding, records
 from registry.settings import Settings
-from tests.builders import a_blob, a_profile
+from tests.builders import a_blob, a_manifest, a_profile, a_spec
 from tests.integration.test_registry_builds import (  # noqa: F401
     test_a_cancelled_build_stops_its_worker_and_stays_cancelled,
     test_an_unknown_build_is_not_found,
@@ -186,6 +186,37 @@ def test_who_removes_a_tag_and_who_is_at_it_too_never_wait_for_each_other(servic
             mark_used([row.bundle for row in held], now=service.clock(), session=session)
             record_rows.begin_forgetting_tags(held, session=session)
         assert going.result(20)
+
+
+@pytest.mark.parametrize("way", ["publish", "submit", "push"])
+def test_who_moves_several_tags_and_who_removes_one_of_them_never_wait_for_each_other(
+    service: Service, way: str
+) -> None:
+    """Both stand for one bundle: moving the first changes it, and whoever removes the second changes it, too."""
+    deps, both = service.deps, ("latest", "prod")
+    before, spec = another(service, b"before"), a_spec()
+    for name in both:
+        tag(service, name, before)
+    service.clock.advance(1)
+    build = service.submit(spec, tags=both if way == "publish" else ()).build
+    claim = service.claim(spec.profile, build=build.id)
+    if way != "publish":
+        service.publish(claim)
+    go = {
+        "publish": lambda: service.publish(claim),
+        "submit": lambda: service.submit(spec, tags=both),
+        "push": lambda: service.push(a_manifest(spec), tags=both),
+    }[way]
+    with ThreadPoolExecutor(1) as pool:
+        with deps.sessions.transaction() as session:
+            held = tag_rows.hold_tags(Reference("default/mini:prod"), session)
+            going = pool.submit(go)
+            time.sleep(0.5)
+            assert not going.done()
+            mark_used([row.bundle for row in held], now=service.clock(), session=session)
+        moved_to = going.result(20)
+    view = service.call("get_bundle", digest=before)
+    assert moved_to and view.tags == () and view.expires_at == service.clock() + deps.settings.keep
 
 
 @pytest.mark.parametrize("content", [b"never seen before", b""], ids=["some bytes", "none"])

@@ -15,7 +15,7 @@ from aot.schema.manifest import Manifest
 from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.spec import Blob, File
 from aot.schema.state import BlobState
-from aot.schema.wire.blobs import DownloadLinksRequest, OpenUploadsRequest
+from aot.schema.wire.blobs import DownloadLinksRequest, Link, OpenUploadsRequest
 from aot.schema.wire.builds import CancelRequest, Claim, SubmitRequest
 from aot.schema.wire.bundles import FindRequest, TagRequest, WithdrawRequest
 from aot.schema.wire.workers import Outcome, Receipt
@@ -174,6 +174,26 @@ def test_the_grace_period_outlives_links_however_long_these_live(tmp_path) -> No
         assert file in later(service, days=91).condemned
         assert later(service, days=3).deleted == ()
         assert file in later(service, days=0.1).deleted
+
+
+@pytest.mark.parametrize(("attempt_seconds", "lives"), [(7, 7), (2, 5)])
+def test_the_links_of_a_claim_end_with_its_attempt_however_long_its_bytes_take(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, attempt_seconds: int, lives: int
+) -> None:
+    """Or where that is shorter, with the life of every link."""
+    monkeypatch.setattr("registry.services.blobs.SLOWEST_BYTES_PER_SECOND", 1)
+    with a_service(tmp_path, AOT_LINK_SECONDS="5", AOT_ATTEMPT_SECONDS=str(attempt_seconds)) as service:
+        service.register(a_profile())
+        asked: list[timedelta] = []
+        link = service.deps.store.download_link
+
+        def noted(blob: Blob, *, expires_in: timedelta) -> Link:
+            asked.append(expires_in)
+            return link(blob, expires_in=expires_in)
+
+        monkeypatch.setattr(service.deps.store, "download_link", noted)
+        assert sum(blob.size_bytes for blob in a_claim(service, "mini").spec.blobs) > 2
+    assert asked == [timedelta(seconds=lives)]
 
 
 def test_shared_bytes_stay_while_one_bundle_needs_them(service: Service) -> None:

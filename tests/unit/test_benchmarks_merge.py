@@ -60,6 +60,14 @@ def test_of_rows_without_a_time_the_last_files_stays_and_none_beats_one_that_has
     assert merge([timed, second])["rows"] == timed["rows"]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_no_row_is_that_of_the_newest_report_which_has_it(turned: bool) -> None:
+    old = a_report(taken(a_row("bert", "ours"), EARLY)) | {"tests": "41 passed", "note": "kept"}
+    new = a_report(taken(a_row("vit", "ours"), LATE)) | {"tests": "42 passed"}
+    merged = merge([new, old] if turned else [old, new])
+    assert (merged["tests"], merged["note"]) == ("42 passed", "kept")
+
+
 def test_batches_that_only_the_older_row_has_are_kept_beside_their_own_eager_ones() -> None:
     old = taken(a_row("bert", "ours"), EARLY, steady=at_batches((1, 1.0), (16, 4.0)))
     new = taken(a_row("bert", "ours"), LATE, steady=at_batches((1, 0.5), (32, 8.0)))

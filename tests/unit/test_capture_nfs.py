@@ -67,6 +67,26 @@ def restored(entries: Collected, into: Path) -> dict[str, bytes]:
     return {path: (into / path).read_bytes() for path in list_paths(into)}
 
 
+def test_a_directory_that_an_older_version_filled_suffices_where_nothing_can_be_written(
+    entries: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has every entry, and no directory for what the driver compiles."""
+    into = tmp_path / "second"
+    before = restored(entries, into)
+    (into / "cuda").rmdir()
+    mkdir = Path.mkdir
+
+    def read_only(path: Path, *given: Any, **named: Any) -> None:
+        if not path.is_dir():
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        mkdir(path, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    assert restored(entries, into) == before
+    with pytest.raises(InvalidConfig):
+        restore(entries.entries, entries.paths, into=tmp_path / "third")
+
+
 def wanted(into: Path) -> dict[str, bytes]:
     return {path: content.replace(b"[AOT_CACHES]", str(into).encode()) for path, content in FILES.items()}
 
