@@ -9,6 +9,7 @@ from registry.storage.protocol import ServedStore
 from tests.service import Service, a_service
 
 PUBLIC = {("GET", "/")}
+OF_NO_TABLE = {("GET", "/metrics")}  # wants a token, as what is in the table does
 OF_LINKS = {("PUT", "/blobs/{digest}"), ("GET", "/blobs/{digest}"), ("HEAD", "/blobs/{digest}")}
 
 
@@ -27,15 +28,18 @@ def test_the_route_table_equals_the_endpoints(service: Service) -> None:
         if method != "OPTIONS" and not route.path.startswith("/schema")
     }
     of_links = OF_LINKS if isinstance(service.deps.store, ServedStore) else set()  # else they lead past the registry
-    assert found == {(row.method, row.path) for row in ENDPOINTS.values()} | PUBLIC | of_links
+    assert found == {(row.method, row.path) for row in ENDPOINTS.values()} | PUBLIC | OF_NO_TABLE | of_links
 
 
 def test_every_route_that_is_not_in_the_table_says_that_it_is_public(service: Service) -> None:
+    guarded = [path for _, path in OF_NO_TABLE]
     for route in service.http.app.routes:
         for handler in route.route_handlers:
-            assert ("endpoint" in handler.opt) != bool(handler.opt.get("exclude_from_auth")) or "OPTIONS" in getattr(
-                handler, "http_methods", ()
-            )
+            named = "endpoint" in handler.opt or route.path in guarded
+            public = bool(handler.opt.get("exclude_from_auth"))
+            assert named != public or "OPTIONS" in getattr(handler, "http_methods", ())
+    for path in guarded:
+        assert service.http.get(path).status_code == 401
 
 
 def test_the_description_names_every_endpoint_with_its_types_and_the_bearer_scheme(service: Service) -> None:
