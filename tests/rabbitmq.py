@@ -16,11 +16,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
+from tests.certificates import certificate
 from tests.faults.backends import Backend, free_port
 
 # Debian's command in the path changes to a user of its own; this is the script behind it.
@@ -80,7 +80,7 @@ class RabbitMQ(Backend):
         self._node = f"aot{os.getpid()}-{self.port}@localhost"
         self._numbers = itertools.count()
         self._folder = root
-        write_certificate(root)
+        certificate(root, owner="broker", host="localhost")
 
     def __enter__(self) -> Self:
         try:
@@ -207,29 +207,3 @@ class RabbitMQ(Backend):
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_PID_FILE": str(folder / "pid"),
         }
-
-
-def write_certificate(folder: Path) -> None:
-    """`broker.pem`, its own authority, for the host `localhost`, and `broker.key`."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / "broker.pem").write_bytes(made.public_bytes(pem))
-    (folder / "broker.key").write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))

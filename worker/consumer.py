@@ -51,6 +51,8 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
     def connect(self) -> Any:
         """Celery's connection, whose errors are heard: the loop begins with one look at RabbitMQ that drops them."""
         connection = super().connect()
+        if not self.hub:  # the loop of other brokers drops none
+            return connection
         drain = connection.drain_events
 
         def drain_events(**options: Any) -> Any:

@@ -39,12 +39,15 @@ def require_room(root: Path, size_bytes: int, *, hint: str = ROOM_HINT) -> None:
 
     Before a download: one that fails at its last gigabyte has filled the disk for everybody else meanwhile.
     """
-    system = _file_system_of(root)
-    if system is None or not system.f_blocks:  # one that does not tell
-        return
-    free = system.f_bavail * system.f_frsize
-    if size_bytes > free:
+    free = free_bytes(root)
+    if free is not None and size_bytes > free:
         raise LocalStorageFull(f"{size_bytes} bytes are to be fetched to {root}, where {free} are free", hint=hint)
+
+
+def free_bytes(root: Path) -> int | None:
+    """What the disk of `root`, or of where it is going to be, has room for; None where it does not tell."""
+    system = _file_system_of(root)
+    return None if system is None or not system.f_blocks else system.f_bavail * system.f_frsize
 
 
 def is_noexec(place: Path) -> bool:

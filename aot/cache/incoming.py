@@ -92,6 +92,15 @@ def incoming(root: Path, blob: Blob, final: Path) -> Iterator[Incoming]:
         writer.discard()
 
 
+def arrived_bytes(root: Path, digest: Digest) -> int:
+    """How much of the blob its writer, maybe another process, has on the disk by now; 0 where nobody writes it."""
+    sizes = [0]
+    for path in (root / "incoming").glob(f"{digest.hex}.*"):
+        with contextlib.suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
+
+
 def sweep_incoming(root: Path) -> None:
     """Remove the temporary files of writers that died: those that are old and that nobody has locked."""
     for path in (root / "incoming").glob("*"):

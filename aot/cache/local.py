@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,6 +83,22 @@ class LocalCache:
             if not self._has(blob):
                 self._fill(blob, fetch)
         return self._blob_path(blob.digest)
+
+    def make_room(self, blobs: Iterable[Blob]) -> None:
+        """Make true that those of `blobs` that are absent fit on the disk, before the first of them is fetched.
+
+        The least recently used gives way, unless it is held; what another process has written of them needs no room
+        again. Raises LocalStorageFull.
+        """
+        from aot.cache.faults import free_bytes, require_room
+
+        missing = {blob.digest: blob.size_bytes for blob in self.missing(blobs)}
+        free = free_bytes(self.root)
+        if free is None or sum(missing.values()) <= free or (wanted := self._unwritten_bytes(missing)) <= free:
+            return
+        self.evict(limit_bytes=max(0, self.used_bytes() - (wanted - free)))
+        # Remains of writers that died were among what is written.
+        require_room(self.root, self._unwritten_bytes(missing))
 
     def verified_path(self, digest: Digest) -> Path | None:
         """Like `path_of`, after hashing the file again: for bytes that are about to be executed.
@@ -164,6 +180,11 @@ class LocalCache:
     def _write(self, blob: Blob, fetch: "Callable[[Incoming], None]") -> None:
         with self.incoming(blob) as writer:
             fetch(writer)
+
+    def _unwritten_bytes(self, sizes: Mapping[Digest, int]) -> int:
+        from aot.cache.incoming import arrived_bytes
+
+        return sum(max(0, size - arrived_bytes(self.root, digest)) for digest, size in sizes.items())
 
     def _has(self, blob: Blob) -> bool:
         path = self.path_of(blob.digest)

@@ -88,10 +88,19 @@ def packed_spec(client: RegistryClient, submission: Submission) -> Iterator[tupl
             profile=profile,
             recipe=submission.recipe,
             weights=packed.weights,
-            limits=fitting(submission.limits, packed, freeze=submission.recipe.freeze),
+            limits=_limits_of(submission, packed),
             commit=find_commit(submission.source, ci=config.ci_commit),
         )
         yield spec, packed
+
+
+def _limits_of(submission: Submission, packed: PackedSource) -> Limits:
+    """Those of the submission, or with room for its weights; then a person is told: it is the worker's memory."""
+    limits = fitting(submission.limits, packed, freeze=submission.recipe.freeze)
+    if limits != submission.limits:
+        memory, disk, weights = map(size, (limits.memory_bytes, limits.disk_bytes, packed.weight_bytes))
+        say(f"for {weights} of weights a child may use {memory} of memory and {disk} of disk; --limit sets others")
+    return limits
 
 
 def submit(client: RegistryClient, submission: Submission, *, priority: int) -> SubmitReply:

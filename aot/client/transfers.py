@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from aot.cache import Incoming, LocalCache
-from aot.cache.faults import require_room
 from aot.client.blobs import Renew, Stretch, get_blob, put_stretch, stretches_of
 from aot.client.retry import RetryPolicy
 from aot.client.transport import Transport
@@ -57,10 +56,10 @@ def fetch_blobs(
 
         return cache.ensure(blob, receive)
 
-    require_room(cache.root, sum(blob.size_bytes for blob in cache.missing(wanted)))
     order = transfer_order([blob.size_bytes for blob in wanted])
     # Held meanwhile: another process that evicts could otherwise take the first while the last arrives.
     with cache.hold(blob.digest for blob in wanted):
+        cache.make_room(wanted)
         paths = in_parallel(fetch, tuple(wanted[index] for index in order), workers=workers)
     return tuple(path for _, path in sorted(zip(order, paths, strict=True)))
 

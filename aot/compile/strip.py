@@ -6,6 +6,7 @@ inputs keep their values, since token ids and positions must stay in their table
 equal programs give equal bytes on every machine.
 """
 
+import errno
 import tempfile
 import warnings
 import zipfile
@@ -38,7 +39,7 @@ def strip_program(source: Path, target: Path) -> int:
 
     Equal programs give equal bytes. Of the weights no byte is read, so that neither time nor memory grow with them;
     an archive of another layout than today's is loaded whole. Raises InvalidSource when `source` was not written by
-    torch.export.save.
+    torch.export.save, OSError when the disk of `target` is full.
     """
     import torch
 
@@ -47,6 +48,8 @@ def strip_program(source: Path, target: Path) -> int:
     try:
         program = _load_outline(source, beside=target.parent)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # that is nothing of the program's
         raise InvalidSource(
             f"{source.name} is no exported program: {type(error).__name__}: {str(error)[:200]}", hint=_WRITE_ONE
         ) from error

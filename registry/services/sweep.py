@@ -43,6 +43,8 @@ MOST_HASHED = 200
 # the next pass goes on with it, and small ones have their turn meanwhile.
 HASH_SECONDS = 15.0
 SLICE_SECONDS = 5.0
+# Nor does it wait longer for a broker that hangs: each ticket would take seconds.
+SEND_SECONDS = 15.0
 MOST_EXPLAINED = 500
 KEEP_TOKENS = timedelta(days=1)
 log = structlog.get_logger()
@@ -166,8 +168,8 @@ def resend_tickets(deps: Deps) -> tuple[str, ...]:
     """Send tickets that nobody has followed for a while: one for every worker that has nothing to do.
 
     A ticket wakes a worker, which then claims what is best; more tickets than idle workers would only pile up in the
-    broker while builds take their hours. Tickets leave after the commit; one that cannot be sent is due again after
-    the same while.
+    broker while builds take their hours. Tickets leave after the commit; one that cannot be sent, or has no turn within
+    SEND_SECONDS, is due again after the same while.
     """
     now, due = deps.clock(), []
     before, after = now - deps.settings.resend_after, now + CLOCK_MARGIN
@@ -177,7 +179,8 @@ def resend_tickets(deps: Deps) -> tuple[str, ...]:
                 # Of two sweepers that read the same time, one moves it on.
                 if rows.update_build(row, session=session, also=BuildRow.sent_at == row.sent_at, sent_at=now):
                     due.append((queue_for(profile), row.id))
-    for name, build in due:
+    until = time.monotonic() + SEND_SECONDS
+    for name, build in takewhile(lambda _: time.monotonic() <= until, due):
         try:
             deps.queue.send(name, Ticket(build=build))
         except AotError as error:

@@ -61,7 +61,7 @@ class S3Copies:
         self.largest_copy_bytes = largest_copy_bytes
         self.part_bytes = part_bytes
         self.bound = False
-        self.in_parts = True
+        self.in_parts: bool | None = None  # unknown until the first part; what a store could once, it can
         self._going: dict[_Wish, _Going] = {}
 
     def probe(self, source: str, *, to: str) -> None:
@@ -86,9 +86,12 @@ class S3Copies:
         wish = _Wish(source, to, version)
         with translated(f"copy {source} in bucket {self._bucket}"):
             try:
-                if blob.size_bytes > self.largest_copy_bytes and self.in_parts:
-                    with suppress(_NotCopied):
+                if blob.size_bytes > self.largest_copy_bytes and self.in_parts is not False:
+                    try:
                         return self._copy_parts(blob, wish, seconds=seconds)
+                    except _NotCopied:
+                        if self.in_parts:
+                            return None  # the next call asks for that part again
                     self._begin_whole(wish)
                 place = {"Bucket": self._bucket, "Key": to}
                 self._bound(self._client.copy_object, wish, **place, **self._encryption)
@@ -123,6 +126,7 @@ class S3Copies:
             done = self._bound(self._client.upload_part_copy, wish, **place, **within).get("CopyPartResult", {})
             if "ETag" not in done:  # a store that takes the request for a part without bytes
                 raise _NotCopied
+            self.in_parts = True
             return str(done["ETag"])
 
         until = time.monotonic() + seconds

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+import structlog
 from botocore.exceptions import ClientError
 
 from aot.errors import BlobPending
@@ -19,6 +20,7 @@ from registry.storage.place import S3Place
 from registry.storage.s3_answers import status_of, translated
 
 JOIN_SECONDS = 10.0
+log = structlog.get_logger()
 Presign = Callable[[str, dict[str, Any], timedelta], str]
 
 
@@ -87,18 +89,25 @@ class S3PartUploads:
         """The one attempt of this process at joining these parts, which goes on when nobody waits for it."""
         with self._lock:
             if (future := self._joining.get(upload.id)) is None:
-                future = self._joining[upload.id] = Future()
+                future = Future()
+                # Noted once it runs, and it waits for the lock at its end: one that cannot start is none to wait for.
                 Thread(target=self._join, args=(upload, wanted, future), name="join-parts", daemon=True).start()
+                self._joining[upload.id] = future
             return future
 
     def _join(self, upload: Upload, wanted: dict[str, Any], told: "Future[bool]") -> None:
+        joined, failure = False, None
         try:
-            told.set_result(self._joined(upload, wanted))
+            joined = self._joined(upload, wanted)
         except BaseException as error:
-            told.set_exception(error)
-        finally:
-            with self._lock:
-                del self._joining[upload.id]
+            log.warning("parts-not-joined", key=upload.key, error=str(error))  # maybe nobody waits any more
+            failure = error
+        with self._lock:
+            del self._joining[upload.id]  # first: whoever asks once it has failed asks for another attempt
+        if failure is None:
+            told.set_result(joined)
+        else:
+            told.set_exception(failure)
 
     def _joined(self, upload: Upload, wanted: dict[str, Any]) -> bool:
         with translated(f"complete {upload.key} in bucket {self._bucket}"):

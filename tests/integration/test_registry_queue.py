@@ -2,17 +2,25 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import text
 
-from aot.errors import BuildFinished, BuildNotFound, InvalidConfig, InvalidInput, StorageUnavailable
+from aot.errors import (
+    BuildFinished,
+    BuildNotFound,
+    InvalidConfig,
+    InvalidInput,
+    QueueUnavailable,
+    StorageUnavailable,
+)
 from aot.schema.names import Name, Namespace
 from aot.schema.state import BuildState
-from aot.schema.wire.builds import CancelRequest, FailRequest, ProgressRequest, ReleaseRequest, RetryRequest
+from aot.schema.wire.builds import CancelRequest, FailRequest, ProgressRequest, ReleaseRequest, RetryRequest, Ticket
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Scope
-from registry.services.sweep import explain_waiting
+from registry.services.sweep import explain_waiting, resend_tickets
 from registry.services.turns import BULK_WAITS, RunningLimits
 from registry.settings import Settings
 from tests.builders import a_manifest, a_profile, a_source, a_spec
@@ -116,6 +124,30 @@ def test_a_lost_queue_costs_one_ticket_an_idle_worker_not_one_a_build(service: S
     service.claim("cpu-v3")
     service.claim("cpu-v3", worker="worker-2")
     assert service.sweep().resent == (), "both have something to do"
+
+
+def test_a_broker_that_hangs_keeps_a_pass_no_longer_than_its_time(service: Service, monkeypatch) -> None:
+    for number in range(4):
+        submit(service, f"m{number}")
+    service.clock.advance(service.deps.settings.resend_after.total_seconds())
+    for number in range(4):
+        service.register(a_profile(), worker=f"worker-{number}")
+    now, tried = [0.0], []
+
+    def hang(queue: str, ticket: Ticket) -> None:
+        tried.append(ticket.build)
+        now[0] += 9.0
+        raise QueueUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("registry.services.sweep.time", SimpleNamespace(monotonic=lambda: now[0]))
+        patched.setattr(service.queue, "send", hang)
+        resend_tickets(service.deps)
+    assert len(tried) == 2
+    service.clock.advance(service.deps.settings.resend_after.total_seconds())
+    for number in range(4):
+        service.register(a_profile(), worker=f"worker-{number}")
+    assert len(service.sweep().resent) == 4, "all are due again"
 
 
 def test_every_waiting_build_is_explained_though_a_pass_looks_at_few(service: Service, monkeypatch) -> None:

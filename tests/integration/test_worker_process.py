@@ -229,6 +229,7 @@ def test_garbage_in_the_queue_does_not_end_the_consumer(place: Deployment, start
     after = place.submit("after-all-garbage")
     place.wait_for_state(after.id, BuildState.PUBLISHED)
     assert worker.poll() is None and {pid for pid, _ in place.reached(after.id)} == {worker.pid}
+    assert "Pending callback raised" not in place.log_of(place.name_of(worker)), "each is told once"
 
 
 def test_two_workers_of_one_name_do_not_share_a_directory(place: Deployment, start: Callable[..., Any]) -> None:

@@ -1,7 +1,7 @@
 """Blobs that take long: patience is for waiting, not for the bytes themselves, and links may expire on the way."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from aot.client.blobs import put_blob
 from aot.errors import Forbidden, LocalStorageFull, RegistryUnreachable
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest
+from aot.schema.spec import Blob
 from aot.schema.wire.blobs import SLOWEST_BYTES_PER_SECOND, Link
 from tests.builders import a_file, a_manifest, an_artifact
 from tests.simulator import RegistrySimulator, SimulatedReply
@@ -140,6 +141,56 @@ def test_nothing_is_fetched_into_a_cache_without_room_for_all(tmp_path: Path, mo
     assert not any("/blobs/" in one.path for one in simulator.sent)
 
 
+def disk_of(root: Path, room_bytes: int) -> Callable[[Path], SimpleNamespace]:
+    """A disk with room for so many bytes of files below `root`."""
+
+    def statvfs(place: Path) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        return SimpleNamespace(f_blocks=room_bytes, f_bavail=max(0, room_bytes - used), f_frsize=1)
+
+    return statvfs
+
+
+def put_other(cache: LocalCache, content: bytes) -> Digest:
+    blob = Blob(digest=Digest.of(content), size_bytes=len(content))
+    with cache.incoming(blob) as writer:
+        writer.write(content)
+    return blob.digest
+
+
+def test_blobs_of_other_bundles_give_way_unless_they_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LocalCache(tmp_path)
+    other = put_other(cache, bytes(len(CONTENT)))
+    monkeypatch.setattr(os, "statvfs", disk_of(tmp_path, len(CONTENT) + 5000))
+    with cache.hold([other]), pytest.raises(LocalStorageFull):
+        pull(RegistrySimulator(), tmp_path)
+    assert cache.path_of(other) is not None
+    assert pull(RegistrySimulator(), tmp_path)[0].read_bytes() == CONTENT
+    assert cache.path_of(other) is None
+
+
+def test_no_more_gives_way_than_is_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LocalCache(tmp_path)
+    others = [put_other(cache, bytes([number]) * 1000) for number in range(3)]
+    monkeypatch.setattr(os, "statvfs", disk_of(tmp_path, len(CONTENT) + 3000 - 500))
+    pull(RegistrySimulator(), tmp_path)
+    assert sum(cache.path_of(other) is not None for other in others) == 2
+
+
+def test_what_another_process_has_fetched_of_them_needs_no_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, (blob,) = LocalCache(tmp_path), a_bundle().blobs
+    monkeypatch.setattr(os, "statvfs", disk_of(tmp_path, len(CONTENT) + 1000))
+    with cache.incoming(blob) as writer:
+        writer.write(CONTENT[:30_000])
+        writer._file.flush()
+        cache.make_room([blob, blob])
+        writer.write(CONTENT[30_000:])
+    with cache.hold([blob.digest]), pytest.raises(LocalStorageFull):
+        cache.make_room([blob, Blob(digest=Digest.of(b"more"), size_bytes=2000)])
+
+
 def test_what_lies_in_the_cache_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pull(RegistrySimulator(), tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(f_blocks=1000, f_bavail=0, f_frsize=1))
@@ -147,5 +198,7 @@ def test_what_lies_in_the_cache_needs_no_room(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_file_system_that_does_not_tell_its_size_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = put_other(LocalCache(tmp_path), b"of another bundle")
     monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=1))
     assert pull(RegistrySimulator(), tmp_path)[0].read_bytes() == CONTENT
+    assert LocalCache(tmp_path).path_of(other) is not None

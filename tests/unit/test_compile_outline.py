@@ -1,7 +1,9 @@
 """Outlines: a program is stripped without a look at its weights, to the very bytes that reading all of them gives."""
 
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -210,6 +212,16 @@ def test_what_torch_cannot_read_is_refused_in_its_words(
     with pytest.raises(InvalidSource, match=r"changed\.pt2 is no exported program: "):
         strip_program(source, tmp_path / "stripped.pt2")
     assert [path.name for path in tmp_path.iterdir()] == ["changed.pt2"]
+
+
+def test_a_full_disk_is_not_the_programs_fault(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("aot.compile.outline.copy_member", full)
+    with pytest.raises(OSError, match="No space left"):
+        strip_program(saved, tmp_path / "stripped.pt2")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_layout_of_before_is_read_whole(saved: Path, tmp_path: Path) -> None:

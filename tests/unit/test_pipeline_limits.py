@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from aot.cli.builds import Submission, _limits_of
 from aot.errors import LocalStorageFull
 from aot.pipeline.limits import DEFAULT, fitting
 from aot.pipeline.source import PackedSource, fetch_source, pack_factory
+from aot.schema.recipe import Recipe
 from aot.schema.spec import Limits
 from tests.builders import a_source, a_spec
 from tests.simulator import RegistrySimulator
@@ -35,6 +37,28 @@ def test_what_somebody_has_set_stays() -> None:
     limits = Limits(memory_bytes=4 * GIB, disk_bytes=5 * GIB, wall_seconds=60.0)
     assert fitting(limits, packed(20 * GIB), freeze=True) == limits
     assert fitting(Limits(wall_seconds=60.0), packed(20 * GIB), freeze=False).wall_seconds == 60.0
+
+
+def test_whoever_submits_is_told_of_limits_that_nobody_has_set(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(limits: Limits, weight_bytes: int) -> str:
+        submission = Submission.parse(
+            "large:1",
+            source=Path("a.pt2"),
+            entry=None,
+            requirements=(),
+            weights=(),
+            profile=None,
+            tags=(),
+            recipe=Recipe(),
+            limits=limits,
+        )
+        assert _limits_of(submission, packed(weight_bytes)) == fitting(limits, packed(weight_bytes), freeze=False)
+        return capsys.readouterr().err
+
+    assert told(Limits(), 20 * GIB) == (
+        "for 21.5 GB of weights a child may use 62.3 GB of memory and 21.5 GB of disk; --limit sets others\n"
+    )
+    assert told(Limits(), 2 * GIB) == told(Limits(memory_bytes=4 * GIB), 20 * GIB) == ""
 
 
 def test_given_weights_count(tmp_path: Path) -> None:

@@ -169,3 +169,23 @@ def test_a_store_that_copies_no_parts_copies_large_blobs_whole() -> None:
     assert client.copied == ["upload-1 bytes=0-6", "upload-1 given up", "whole"]
     assert copy(copies) is True
     assert client.copied[3:] == ["whole"]
+
+
+def test_a_store_that_copied_a_part_once_is_asked_for_parts_again() -> None:
+    """Whole, what is larger than 5 GiB cannot be copied on S3; one answer without a word is no reason to try."""
+
+    class Wordless(Copying):
+        quiet = False
+
+        def upload_part_copy(self, **given: Any) -> Any:
+            answer = super().upload_part_copy(**given)
+            return {} if self.quiet else answer
+
+    client = Wordless()
+    copies = S3Copies(client, "bucket", encryption={}, largest_copy_bytes=4, part_bytes=7)
+    assert copy(copies) is True
+    client.quiet = True
+    assert copy(copies) is None
+    client.quiet = False
+    assert copy(copies) is True
+    assert "whole" not in client.copied

@@ -1,0 +1,115 @@
+"""Joins of a store that takes long, or fails when nobody waits any more: one at a time, and each can be repeated."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from structlog.testing import capture_logs
+
+from aot.errors import BlobPending, StorageUnavailable
+from aot.schema.digest import Digest
+from aot.schema.spec import Blob
+from registry.storage.place import S3Place
+from registry.storage.s3_parts import S3PartUploads
+
+BLOB = Blob(digest=Digest.of(b"parts"), size_bytes=5)
+KEY = "incoming/mine/parts"
+
+
+class Store:
+    """Holds one upload whose only part is there. A join waits for `may_end`, and fails for as long as `broken`."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.broken = False
+        self.joins = 0
+
+    def get_paginator(self, name: str) -> "Store":
+        return self
+
+    def paginate(self, **given: Any) -> Iterator[dict[str, Any]]:
+        yield {
+            "Uploads": [{"Key": KEY, "UploadId": "1", "Initiated": datetime.now(UTC)}],
+            "Parts": [{"PartNumber": 1, "Size": BLOB.size_bytes, "ETag": "tag"}],
+        }
+
+    def complete_multipart_upload(self, **given: Any) -> None:
+        self.joins += 1
+        assert self.may_end.wait(20)
+        if self.broken:
+            answer: Any = {"Error": {"Code": "InternalError"}, "ResponseMetadata": {"HTTPStatusCode": 500}}
+            raise ClientError(answer, "CompleteMultipartUpload")
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = Store()
+    yield store
+    store.may_end.set()
+
+
+@pytest.fixture
+def uploads(store: Store) -> S3PartUploads:
+    return S3PartUploads(store, S3Place(bucket="bucket"), presign=lambda *_: "", encryption={})
+
+
+def joining() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "join-parts"]
+
+
+def test_many_who_ask_at_once_wait_for_one_join_and_nothing_is_left_of_it(
+    store: Store, uploads: S3PartUploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining_of, waiting = uploads._joining_of, threading.Semaphore(0)
+
+    def counted(*given: Any) -> Any:
+        future = joining_of(*given)
+        waiting.release()
+        return future
+
+    monkeypatch.setattr(uploads, "_joining_of", counted)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(uploads.complete, BLOB, KEY) for _ in range(8)]
+        assert all(waiting.acquire(timeout=20) for _ in asked)
+        store.may_end.set()
+        assert all(one.result(20) for one in asked)
+    assert store.joins == 1
+    assert uploads._joining == {}
+
+
+def test_a_join_that_fails_when_nobody_waits_is_logged_and_done_again(
+    store: Store, uploads: S3PartUploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.storage.s3_parts.JOIN_SECONDS", 0.05)
+    store.broken = True
+    with capture_logs() as logs:
+        with pytest.raises(BlobPending):
+            uploads.complete(BLOB, KEY)
+        [thread] = joining()
+        store.may_end.set()
+        thread.join(20)
+    assert [(one["event"], one["key"]) for one in logs] == [("parts-not-joined", KEY)]
+    monkeypatch.setattr("registry.storage.s3_parts.JOIN_SECONDS", 20.0)
+    with pytest.raises(StorageUnavailable):
+        uploads.complete(BLOB, KEY)
+    store.broken = False
+    assert uploads.complete(BLOB, KEY)
+    assert store.joins == 3
+
+
+def test_a_join_that_could_not_begin_is_not_waited_for(
+    store: Store, uploads: S3PartUploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            uploads.complete(BLOB, KEY)
+    store.may_end.set()
+    assert uploads.complete(BLOB, KEY)
