@@ -68,16 +68,12 @@ class S3PartUploads:
         BlobPending while the store joins the parts, which takes some minutes for many gigabytes (Amazon S3 API
         Reference, CompleteMultipartUpload): whoever asks hangs up sooner, and may ask again.
         """
-        upload = self._oldest(key)
-        if upload is None:
+        # First: at the end of a join a store may list neither the upload nor the object for a moment.
+        joining = self._joining.get(key) or self._begun_joining(blob, key)
+        if joining is None:
             return False
-        there = self.stored(upload)
-        slices = slices_of(blob, self._place)
-        if not all(_is_there(part, there) for part in slices):
-            return False
-        wanted = {"Parts": [{"PartNumber": part.number, "ETag": there[part.number].etag} for part in slices]}
         try:
-            return self._joining_of(upload, wanted).result(timeout=JOIN_SECONDS)
+            return joining.result(timeout=JOIN_SECONDS)
         except TimeoutError:
             raise BlobPending(
                 f"the store still joins the parts of {blob.digest}",
@@ -85,14 +81,26 @@ class S3PartUploads:
                 details={"digests": [blob.digest]},
             ) from None
 
+    def _begun_joining(self, blob: Blob, key: str) -> "Future[bool] | None":
+        """None where there is no upload, or parts of it are missing."""
+        upload = self._oldest(key)
+        if upload is None:
+            return None
+        there = self.stored(upload)
+        slices = slices_of(blob, self._place)
+        if not all(_is_there(part, there) for part in slices):
+            return None
+        wanted = {"Parts": [{"PartNumber": part.number, "ETag": there[part.number].etag} for part in slices]}
+        return self._joining_of(upload, wanted)
+
     def _joining_of(self, upload: Upload, wanted: dict[str, Any]) -> "Future[bool]":
         """The one attempt of this process at joining these parts, which goes on when nobody waits for it."""
         with self._lock:
-            if (future := self._joining.get(upload.id)) is None:
+            if (future := self._joining.get(upload.key)) is None:
                 future = Future()
                 # Noted once it runs, and it waits for the lock at its end: one that cannot start is none to wait for.
                 Thread(target=self._join, args=(upload, wanted, future), name="join-parts", daemon=True).start()
-                self._joining[upload.id] = future
+                self._joining[upload.key] = future
             return future
 
     def _join(self, upload: Upload, wanted: dict[str, Any], told: "Future[bool]") -> None:
@@ -103,7 +111,7 @@ class S3PartUploads:
             log.warning("parts-not-joined", key=upload.key, error=str(error))  # maybe nobody waits any more
             failure = error
         with self._lock:
-            del self._joining[upload.id]  # first: whoever asks once it has failed asks for another attempt
+            del self._joining[upload.key]  # first: whoever asks once it has failed asks for another attempt
         if failure is None:
             told.set_result(joined)
         else:

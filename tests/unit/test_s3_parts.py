@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,12 +26,15 @@ class Store:
     def __init__(self) -> None:
         self.may_end = threading.Event()
         self.broken = False
+        self.forgets = False  # what is being joined, before the object is there
         self.joins = 0
 
     def get_paginator(self, name: str) -> "Store":
         return self
 
     def paginate(self, **given: Any) -> Iterator[dict[str, Any]]:
+        if self.forgets and self.joins:
+            return
         yield {
             "Uploads": [{"Key": KEY, "UploadId": "1", "Initiated": datetime.now(UTC)}],
             "Parts": [{"PartNumber": 1, "Size": BLOB.size_bytes, "ETag": "tag"}],
@@ -64,14 +67,14 @@ def joining() -> list[threading.Thread]:
 def test_many_who_ask_at_once_wait_for_one_join_and_nothing_is_left_of_it(
     store: Store, uploads: S3PartUploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joining_of, waiting = uploads._joining_of, threading.Semaphore(0)
+    waiting = threading.Semaphore(0)
 
-    def counted(*given: Any) -> Any:
-        future = joining_of(*given)
-        waiting.release()
-        return future
+    class Counted(Future[bool]):
+        def result(self, timeout: float | None = None) -> bool:
+            waiting.release()
+            return super().result(timeout)
 
-    monkeypatch.setattr(uploads, "_joining_of", counted)
+    monkeypatch.setattr("registry.storage.s3_parts.Future", Counted)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(uploads.complete, BLOB, KEY) for _ in range(8)]
         assert all(waiting.acquire(timeout=20) for _ in asked)
@@ -113,3 +116,18 @@ def test_a_join_that_could_not_begin_is_not_waited_for(
             uploads.complete(BLOB, KEY)
     store.may_end.set()
     assert uploads.complete(BLOB, KEY)
+
+
+def test_what_a_store_forgets_before_the_object_is_there_is_still_joined(
+    store: Store, uploads: S3PartUploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would count as an upload that never came, and its gigabytes be sent again."""
+    monkeypatch.setattr("registry.storage.s3_parts.JOIN_SECONDS", 0.05)
+    store.forgets = True
+    for _ in range(2):
+        with pytest.raises(BlobPending):
+            uploads.complete(BLOB, KEY)
+    monkeypatch.setattr("registry.storage.s3_parts.JOIN_SECONDS", 20.0)
+    threading.Timer(0.05, store.may_end.set).start()
+    assert uploads.complete(BLOB, KEY)
+    assert store.joins == 1
