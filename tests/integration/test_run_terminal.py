@@ -19,7 +19,8 @@ PROGRAM = r"""
 import os, signal, sys, time
 interrupts = []
 signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
-signal.signal(signal.SIGWINCH, lambda *_: print("now", *os.get_terminal_size(), flush=True))
+# Not by print: the signal may come while the main thread is at its own, which then raises.
+signal.signal(signal.SIGWINCH, lambda *_: os.write(1, b"now %d %d\n" % tuple(os.get_terminal_size())))
 terminals = [os.isatty(one) for one in range(3)]
 print("terminal", *terminals, *os.get_terminal_size(), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
 print("read", input(), flush=True)
