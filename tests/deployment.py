@@ -188,6 +188,15 @@ def kill_hard(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def require_given_back(place: Deployment, worker: subprocess.Popen[bytes]) -> None:
+    """A worker that is told to end in the middle of a build gives that back. It has ended afterwards."""
+    with place.hold("compiling"):
+        given = place.submit("given-back")
+        place.wait_for_phase(given.id, "compiling", pid=worker.pid)
+        end_softly(worker)
+    assert place.client.get_build(given.id).state is BuildState.QUEUED
+
+
 def end_softly(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, *, seconds: float = 10.0) -> float:
     """Send the signal, and return the seconds until the process has ended. Raises TimeoutExpired."""
     begun = time.monotonic()

@@ -4,11 +4,9 @@ Its heartbeat is a second, and where a test says so its patience with consumers 
 minutes or half an hour elsewhere comes soon.
 """
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +23,10 @@ from registry.queue import CeleryQueue, celery_queue
 from registry.services import check, check_broker
 from registry.services.check import Finding, Verdict
 from registry.settings import Settings
-from tests.deployment import Deployment, end_softly, kill_hard, wait_for
+from tests.deployment import Deployment, end_softly, kill_hard, require_given_back, wait_for
 from tests.rabbitmq import RabbitMQ
-from tests.unit.test_broker import QUEUE, WORKER, taken, until
-from tests.unit.test_queue import Consumer
+from tests.unit.test_broker import QUEUE, taken, until, workers
+from tests.unit.test_queue import Consumer, require_two_alone
 from worker.consumer import REFUSED_SECONDS
 
 CUT_OFF = "has timed out waiting for delivery acknowledgement"
@@ -54,13 +52,7 @@ def test_a_ticket_arrives_whoever_declares_its_queue_first(
     queue.send(name, Ticket(build="1"))
     queue.send(name, Ticket(build="2"))
     consumer = consumer or Consumer(rabbitmq.url, tmp_path, queue=name)
-    assert [consumer.take() for _ in range(2)] == [
-        {"task": BUILD_TASK, "ticket": Ticket(build="1")},
-        {"task": BUILD_TASK, "ticket": Ticket(build="2")},
-    ]
-    with pytest.raises(consumer._queue.Empty):
-        consumer.take(timeout=0.2)
-    consumer.close()
+    require_two_alone(consumer)
 
 
 def test_a_worker_sends_no_heartbeats_and_has_the_kernel_look_after_its_connection(
@@ -119,18 +111,8 @@ def test_tls_is_for_a_trusted_certificate_of_the_name_in_the_url_alone(
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    running: list[subprocess.Popen[bytes]] = []
-
-    def begin(name: str, url: str, queue: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", WORKER, url, str(tmp_path), name, queue]
-        with (tmp_path / f"{name}.log").open("wb") as log:
-            running.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ}))
-        return running[-1]
-
-    yield begin
-    for process in running:
-        process.kill()
-        process.wait(10)
+    with workers(tmp_path) as begin:
+        yield begin
 
 
 def test_a_busy_worker_keeps_its_message_for_longer_than_heartbeats_and_a_killed_one_leaves_it(
@@ -400,8 +382,4 @@ def test_a_broker_that_is_killed_and_comes_back_with_nothing_loses_no_build(
     for view in (build, waiting, unsent):
         published(place, view, attempts=1)
     assert worker.poll() is None
-    with place.hold("compiling"):
-        given = place.submit("given-back")
-        place.wait_for_phase(given.id, "compiling", pid=worker.pid)
-        end_softly(worker)
-    assert place.client.get_build(given.id).state is BuildState.QUEUED
+    require_given_back(place, worker)

@@ -15,7 +15,7 @@ from aot.client.connect import open_client
 from aot.pipeline import follow_build, submit_spec
 from aot.schema.report import Phase
 from aot.schema.state import BuildState
-from tests.deployment import Deployment, end_softly, is_alive, kill_hard, wait_for
+from tests.deployment import Deployment, end_softly, is_alive, kill_hard, require_given_back, wait_for
 
 LEASE_SECONDS = 2.0
 
@@ -296,11 +296,7 @@ def test_the_same_over_valkey_which_comes_late_and_restarts(tmp_path: Path) -> N
             last = place.submit("after-the-restart")
             assert place.wait_for_state(last.id, BuildState.PUBLISHED, seconds=60).attempt == 1
             assert worker.poll() is None
-            with place.hold("compiling"):
-                given = place.submit("given-back")
-                place.wait_for_phase(given.id, "compiling", pid=worker.pid)
-                end_softly(worker)
-            assert place.client.get_build(given.id).state is BuildState.QUEUED
+            require_given_back(place, worker)
 
 
 def test_a_broker_that_dies_during_a_build_costs_a_connection_and_not_the_worker(tmp_path: Path) -> None:

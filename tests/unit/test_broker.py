@@ -138,20 +138,27 @@ def broker() -> Iterator[tuple[str, Any]]:
         yield running.connection_url + "/0", valkey.from_url(running.connection_url + "/0")
 
 
-@pytest.fixture
-def start(broker: tuple[str, Any], tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+@contextlib.contextmanager
+def workers(place: Path) -> Iterator[Callable[[str, str, str], subprocess.Popen[bytes]]]:
+    """Starts a worker of a name, for a broker's URL and a queue; those that run at the end are killed."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def begin(name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", WORKER, broker[0], str(tmp_path), name, QUEUE]
-        log = (tmp_path / f"{name}.log").open("wb")
-        running.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ}))
+    def begin(name: str, url: str, queue: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", WORKER, url, str(place), name, queue]
+        with (place / f"{name}.log").open("wb") as log:
+            running.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ}))
         return running[-1]
 
     yield begin
     for process in running:
         process.kill()
         process.wait(10)
+
+
+@pytest.fixture
+def start(broker: tuple[str, Any], tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    with workers(tmp_path) as begin:
+        yield lambda name: begin(name, broker[0], QUEUE)
 
 
 def test_a_busy_worker_leaves_the_next_message_to_others_and_a_killed_one_its_own(

@@ -57,6 +57,12 @@ def test_a_ticket_arrives_in_its_queue(broker: str, tmp_path: Path, request: pyt
     queue.send("build.other", Ticket(build="0"))
     queue.send(QUEUE, Ticket(build="1"))
     queue.send(QUEUE, Ticket(build="2"))
+    require_two_alone(consumer)
+    queue.close()
+
+
+def require_two_alone(consumer: Consumer) -> None:
+    """The tickets of the builds 1 and 2 come, in this order, and nothing else; the consumer is closed then."""
     assert [consumer.take() for _ in range(2)] == [
         {"task": BUILD_TASK, "ticket": Ticket(build="1")},
         {"task": BUILD_TASK, "ticket": Ticket(build="2")},
@@ -64,7 +70,6 @@ def test_a_ticket_arrives_in_its_queue(broker: str, tmp_path: Path, request: pyt
     with pytest.raises(consumer._queue.Empty):
         consumer.take(timeout=0.2)
     consumer.close()
-    queue.close()
 
 
 def test_a_ticket_sent_before_any_worker_waits_for_one(tmp_path: Path) -> None:
