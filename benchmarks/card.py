@@ -10,7 +10,8 @@ for modes without graphs: `--rows ours --mode max-autotune-no-cudagraphs` beside
 Compiling is what takes long: `jit` compiles each batch once, `captured` twice, here and on the worker. `--batches 1`
 halves that; `--in-turn` has `captured` take Mega-Cache starts of its own, of the same graphs, and needs no other row.
 Two cards of one host are measured at once by two calls, each with a CUDA_VISIBLE_DEVICES, `--data` and `--label` of its
-own; `benchmarks.merge` makes one file of both.
+own; `benchmarks.merge` makes one file of both. `--only-build` leaves in `--data` what `ours` starts and measures
+nothing: several calls of it, each with its own `--data`, share a machine that is to be quiet afterwards.
 
 Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
     ours         a bundle that was built by the service and pulled; the registry is not asked
@@ -29,6 +30,7 @@ Rows, most wanted first; each has an eager baseline of its own, taken in turn wi
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,11 +71,13 @@ def main() -> int:
     data = options.data or Path(tempfile.mkdtemp(prefix="aot-card-"))
     data.mkdir(parents=True, exist_ok=True)
     try:
-        if options.tests:
+        if options.tests and not options.only_build:
             report["tests"] = run_tests(RESULTS / f"{label}-tests.txt")
         with running_service(data / "service") as service:
             service.cancel_live()
             bench = Bench(service, data, options)
+            if options.only_build:
+                return build_all(bench)
             for name, row in plan(options.models, options.rows):
                 take(report, bench, name, row, ending=ending, write=lambda: write_report(report, path))
     finally:
@@ -82,6 +86,21 @@ def main() -> int:
     missed = report["not_reached"]
     print(f"{len(report['rows'])} rows in {path.name}; not reached: {len(missed)}", file=sys.stderr)
     return 0
+
+
+def build_all(bench: Bench) -> int:
+    """Build what `ours` starts, of every model; return how many could not be built, each named on stderr."""
+    failed = 0
+    for model in (CARD[name] for name in bench.options.models if name in CARD):
+        try:
+            built = bench.build(model, bench.options.mode)
+        except subprocess.CalledProcessError as error:
+            # The next one may be fine; `aot build` has said what was wrong with this one.
+            print(f"{model.name}: not built: {error}", file=sys.stderr)
+            failed += 1
+        else:
+            print(f"{model.name}: built in {built['build_seconds']:.0f} s", file=sys.stderr)
+    return failed
 
 
 def plan(models: list[str], rows: list[str]) -> list[tuple[str, str]]:
@@ -185,6 +204,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="kept; a temporary directory when left out")
     parser.add_argument("--label", default="")
     parser.add_argument("--in-turn", action="store_true", help="captured: take Mega-Cache starts of its own in turn")
+    parser.add_argument("--only-build", action="store_true", help="build what `ours` starts for a later call on --data")
     parser.add_argument("--no-tests", dest="tests", action="store_false")
     options = parser.parse_args()
     if unknown := [one for one in options.rows if one not in (*STARTED, SECOND, REGIONS)]:
@@ -194,6 +214,8 @@ def _parse() -> argparse.Namespace:
     if unknown := [one for one in _words(options.batches) if one not in BATCHES]:
         # Of another there is no program: it would be found out after the build.
         parser.error(f"wanted batches of {', '.join(BATCHES)}, found {unknown[0]!r}")
+    if options.only_build and not options.data:
+        parser.error("wanted --data with --only-build: without it what was built would be gone at the end")
     return options
 
 

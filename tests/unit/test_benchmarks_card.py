@@ -1,6 +1,7 @@
 """The bookkeeping of a card's benchmark: which rows are planned, kept and replaced, and what the table says of them."""
 
 import json
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from aot.schema.state import BuildState
 from benchmarks import card
 from benchmarks.card_rows import ROWS, Bench, steady_of
 from benchmarks.card_width import saved_of
-from benchmarks.models import CARD, DEEP
+from benchmarks.models import CARD, DEEP, Model
 from benchmarks.service import Service
 from benchmarks.starts import Start
 from benchmarks.table import geometric_mean, missed, peak_ratio, render, rows_of
@@ -309,3 +310,25 @@ def test_a_batch_that_no_program_is_built_for_is_refused_before_anything_is_buil
     assert "wanted batches of 1, 16, found" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["card", "--batches", "16,1"])
     assert card._parse().batches == "16,1"
+
+
+def test_builds_ahead_go_on_after_one_that_fails_and_are_kept_by_a_directory_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[tuple[str, str]] = []
+
+    def build(self: Bench, model: Model, mode: str) -> dict[str, Any]:
+        built.append((model.name, mode))
+        if model.name == "bert":
+            raise subprocess.CalledProcessError(4, ["aot", "build"])
+        return {"build_seconds": 12.0}
+
+    monkeypatch.setattr(Bench, "build", build)
+    options = Namespace(models=["decoder", "bert", "decoder-32", "vit"], mode=MODE)
+    assert card.build_all(Bench(SimpleNamespace(), Path(), options)) == 1  # type: ignore[arg-type]
+    assert built == [("decoder", MODE), ("bert", MODE), ("vit", MODE)]
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["decoder", "bert", "vit"]
+    monkeypatch.setattr("sys.argv", ["card", "--only-build"])
+    with pytest.raises(SystemExit):
+        card._parse()
+    assert "wanted --data with --only-build" in capsys.readouterr().err
