@@ -8,6 +8,7 @@ modules beyond eager's, and the bytes that it ships.
 import argparse
 import json
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -177,10 +178,17 @@ def starts_of(eager: list[Start], this: list[Start]) -> dict[str, Any]:
     return {
         "seconds": compared.pop("ours_seconds"),
         **compared,
-        "spans": this[-1].first["seconds"],
+        "spans": spans_of(this),
+        "eager_spans": spans_of(eager),
         "compiler_modules_beyond_eager": len(extra),
         "summary": summary,
     }
+
+
+def spans_of(starts: Sequence[Start]) -> dict[str, float]:
+    """The median seconds of each part of a start: imports, torch, the model with its weights, load, first call."""
+    named = [one.first["seconds"] for one in starts]
+    return {name: round(statistics.median(one[name] for one in named), 4) for name in named[0]}
 
 
 def steady_of(baseline: Start, measured: Start) -> dict[str, Any]:

@@ -124,7 +124,9 @@ def _missed_starts(rows: Rows) -> Iterator[str]:
     for model, of_model in rows.items():
         ours = of_model.get("ours")
         if ours and ours["ratio_median"] > MOST_START:
-            yield f"{model}: start ours / eager {ours['ratio_median']:.3f}, wanted at most {MOST_START}"
+            ratios = sorted(this / eager for this, eager in zip(ours["seconds"], ours["eager_seconds"], strict=True))
+            pairs = f"{len(ratios)} pairs, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+            yield f"{model}: start ours / eager {ours['ratio_median']:.3f} ({pairs}), wanted at most {MOST_START}"
 
 
 def _missed_speeds(rows: Rows) -> Iterator[str]:

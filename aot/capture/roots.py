@@ -53,7 +53,11 @@ ROOTS: tuple[CacheRoot, ...] = (
     ),
     # CUDA C++ programming guide, environment variables: PTX that the driver compiled.
     CacheRoot(
-        DRIVER, "CUDA_CACHE_PATH", "<a>/<b>/<digest>, index", "the PTX, the driver's version, the card", Evidence.FILES
+        DRIVER,
+        "CUDA_CACHE_PATH",
+        "<a>/<b>/<digest>, index",
+        "the PTX, the driver's version, the card",
+        Evidence.USED,  # tests/gpu/test_capture_cuda.py
     ),
     # torch/utils/cpp_extension.py, _get_build_directory
     CacheRoot(

@@ -7,7 +7,7 @@ constants that are no floats. `canary/<artifact>/inputs.safetensors` holds `inpu
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from aot.qualify.subject import Call, signature_of
 from aot.qualify.weights import kept
 from aot.runtime.calling import bind_call
 from aot.runtime.synthetic import is_synthesized, synthetic_tensor
-from aot.schema.artifact import Artifact, ConstantKind
+from aot.schema.artifact import Artifact, ConstantKind, ConstantMeta
 from aot.schema.manifest import Canary
 from aot.schema.recipe import Route
 
@@ -42,9 +42,7 @@ def make_canaries(numerics: Numerics, job: ProofJob, program: Program, bundle: S
     Overwrites the module's weights with synthetic ones, except in a frozen build, which has its own inside.
     """
     if not job.frozen:
-        for artifact in bundle.manifest.artifacts:
-            for instance in artifact.instances:
-                put_synthetic(program.module.get_submodule(instance), artifact, seed=WEIGHTS_SEED)
+        put_all_synthetic(program.module, bundle.manifest.artifacts, seed=WEIGHTS_SEED)
     reference = Reference(program.module, memory_bytes=job.memory_bytes)
     found: list[Canary] = []
     for subject in numerics.subjects:
@@ -67,6 +65,16 @@ def make_canaries(numerics: Numerics, job: ProofJob, program: Program, bundle: S
                 subject, model, (call,), point=point, weights=weights, variants=(CANARY,), reference=reference
             )
     return tuple(found)
+
+
+def put_all_synthetic(module: "Module", artifacts: Sequence[Artifact], *, seed: int) -> None:
+    """Do so for every instance of every artifact; what several coverages share is drawn once."""
+    done: set[tuple[str, tuple[ConstantMeta, ...]]] = set()
+    for artifact in artifacts:
+        for instance in artifact.instances:
+            if (instance, artifact.constants) not in done:
+                done.add((instance, artifact.constants))
+                put_synthetic(module.get_submodule(instance), artifact, seed=seed)
 
 
 def put_synthetic(module: "Module", artifact: Artifact, *, seed: int) -> None:

@@ -6,7 +6,7 @@ fine-tune of the architecture will bring.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 RELATIVE, ADDED = 0.1, 0.05
 FROM_ZERO = 0.02
-_AT_ONCE = 1 << 22  # elements
+# Elements at a time. On a CPU so few that torch keeps to one thread, also for the two draws of each: the draws take no
+# more, and threads that wait for one another beside another proof made seconds into minutes. On a card, its width.
+_AT_ONCE_CPU, _AT_ONCE_CARD = 1 << 14, 1 << 22
 EXTREME = 1e4  # beyond it a value is a marker (a mask's lowest number), not a quantity
 
 
@@ -63,34 +65,38 @@ def kept(tensors: Sequence["Tensor"]) -> Iterator[None]:
 
 
 def _perturb_one(tensor: "Tensor", generator: "Generator") -> None:
-    """Where the tensor lies, and some of it at a time: a table of a language model in float64 is gigabytes."""
+    """Where the tensor lies, and some of it at a time: a table of a language model in a wide type is gigabytes."""
     import torch
 
     flat = tensor.detach().reshape(-1)  # a copy, where it is not contiguous
-    least, squares, plain = float("inf"), 0.0, 0
-    for part in flat.split(_AT_ONCE):
-        values = _plain_of(part.double())
-        if values.numel():
-            least, squares = min(least, float(values.min())), squares + float(values.square().sum())
-            plain += values.numel()
-    if not plain:
-        return
-    rms = (squares / plain) ** 0.5
+    parts = flat.split(_AT_ONCE_CPU if flat.device.type == "cpu" else _AT_ONCE_CARD)
+    wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    least, rms = _least_and_rms(part.to(wide) for part in parts)
     step = ADDED * rms if rms > 0 else FROM_ZERO
-    for part in flat.split(_AT_ONCE):
-        drawn = torch.rand((2, part.numel()), generator=generator, dtype=torch.float64, device=part.device)
-        relative, added = drawn * 2 - 1
+    for part in parts:
+        relative, added = torch.rand((2, part.numel()), generator=generator, dtype=wide, device=part.device).mul_(2) - 1
         if rms > 0 and least >= 0:
             added = added.abs()
-        values = part.double()
+        values = part.to(wide)
         changed = values * (1 + RELATIVE * relative) + step * added
         part.copy_(torch.where(_is_plain(values), changed, values))
     tensor.copy_(flat.reshape(tensor.shape))
 
 
+def _least_and_rms(parts: "Iterable[Tensor]") -> tuple[float, float]:
+    """Of all that is a quantity; infinity and 0.0 where nothing is."""
+    import torch
+
+    least, squares, plain = float("inf"), 0.0, 0
+    for part in parts:
+        is_plain = _is_plain(part)
+        values = part if bool(is_plain.all()) else part[is_plain]
+        if values.numel():
+            least = min(least, float(values.min()))
+            squares += float(values.square().sum(dtype=torch.float64))
+            plain += values.numel()
+    return least, (squares / plain) ** 0.5 if plain else 0.0
+
+
 def _is_plain(values: "Tensor") -> "Tensor":
-    return values.isfinite() & (values.abs() < EXTREME)
-
-
-def _plain_of(values: "Tensor") -> "Tensor":
-    return values[_is_plain(values)]
+    return values.abs() < EXTREME  # which neither NaN nor an infinity is

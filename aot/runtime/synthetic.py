@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STEPS = 1 << 16
-_AT_ONCE = 1 << 20  # elements
+# Elements. From one more on torch shares an operation out among threads, which the draw before it cannot use: beside
+# another proof on the host, threads that wait for one another made seconds into minutes.
+_AT_ONCE = 1 << 15
 
 
 def synthetic_tensor(name: str, shape: Sequence[int], dtype: str, *, seed: int) -> "Tensor":

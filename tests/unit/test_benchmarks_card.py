@@ -11,7 +11,7 @@ import pytest
 
 from aot.schema.state import BuildState
 from benchmarks import card
-from benchmarks.card_rows import ROWS, Bench, steady_of
+from benchmarks.card_rows import ROWS, Bench, starts_of, steady_of
 from benchmarks.card_width import saved_of
 from benchmarks.models import CARD, DEEP, Model
 from benchmarks.service import Service
@@ -78,7 +78,7 @@ def test_every_bound_that_was_not_kept_is_listed_with_its_figure() -> None:
     )
     report["not_reached"] = [{"model": "vit", "mode": MODE, "row": "ours", "reason": "NotReached: the time was over"}]
     found = "\n".join(missed(report, MODE))
-    assert "llama-decode: start ours / eager 1.200, wanted at most 1.05" in found
+    assert "llama-decode: start ours / eager 1.200 (2 pairs, 1.20 to 1.20), wanted at most 1.05" in found
     assert "llama-decode, batch 1: ours / JIT in this mode 0.96, wanted at most 0.9" in found
     assert "batch 16: ours / JIT" not in found  # 0.96 is enough where launches do not dominate
     assert "llama-decode, batch 1: eager / ours 0.80, wanted at least 1.0" in found
@@ -191,7 +191,7 @@ def test_a_row_that_is_cut_off_after_its_starts_keeps_them(monkeypatch: pytest.M
     kept = card.read_report(path)
     assert [row["ratio_median"] for row in kept["rows"]] == [1.25]
     found = "\n".join(missed(kept, MODE))
-    assert "bert: start ours / eager 1.250, wanted at most 1.05" in found
+    assert "bert: start ours / eager 1.250 (2 pairs, 1.25 to 1.25), wanted at most 1.05" in found
     assert "bert, ours: not measured: cut off after its starts, before its latencies" in found
     assert "6.88 s" in "\n".join(render(kept, MODE))
 
@@ -231,6 +231,15 @@ def test_a_row_says_how_much_more_memory_it_took() -> None:
     assert summary == {"eager_over_this": {"1": 2.0}, "peak_ratio": 1.015}
     eager["peak_bytes"] = this["peak_bytes"] = None
     assert steady_of(Start(1, 1, {}, eager, done), Start(1, 1, {}, this, done))["summary"]["peak_ratio"] is None
+
+
+def test_a_row_says_of_both_where_the_seconds_of_a_start_went() -> None:
+    def started(load: float) -> Start:
+        return Start(3.0, 1, {"seconds": {"torch": 1.5, "load": load}, "modules": []}, {}, {})
+
+    row = starts_of([started(0.0)] * 3, [started(0.3), started(0.1), started(0.2)])
+    assert row["spans"] == {"torch": 1.5, "load": 0.2}
+    assert row["eager_spans"] == {"torch": 1.5, "load": 0.0}
 
 
 def a_second_build(*, fresh: float, again: float) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """Inputs, perturbed and synthetic weights, and what a call leaves behind."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
+from aot.qualify.canary import put_all_synthetic
 from aot.qualify.compare import compare_file
 from aot.qualify.inputs import copied, draw, draw_all, lay_out, replace_tensors, spread, strides_at, tensors_in
 from aot.qualify.job import Compared
@@ -16,6 +21,7 @@ from aot.qualify.streamed import stream
 from aot.qualify.subject import Call
 from aot.qualify.weights import kept, perturb
 from aot.runtime.synthetic import synthetic_tensor
+from aot.schema.artifact import ConstantKind, ConstantMeta
 from aot.schema.guard import InputGuard
 
 
@@ -373,7 +379,7 @@ def test_weights_that_a_hook_of_the_module_computes_are_wide_as_well() -> None:
 def test_weights_are_perturbed_some_at_a_time_and_where_they_lie(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aot.qualify.weights._AT_ONCE", 4)
+    monkeypatch.setattr("aot.qualify.weights._AT_ONCE_CPU", 4)
     module = nn.Module()
     module.plain = nn.Parameter(torch.ones(shape))
     module.turned = nn.Parameter(torch.ones(shape).t() if len(shape) > 1 else torch.ones(14)[::2])
@@ -410,6 +416,46 @@ def test_synthetic_weights_are_drawn_some_at_a_time_and_no_part_twice(monkeypatc
     assert torch.equal(synthetic_tensor("layer.weight", (7, 5), "bfloat16", seed=1), whole)
     assert synthetic_tensor("empty", (0, 3), "float32", seed=1).shape == (0, 3)
     assert synthetic_tensor("scale", (), "float32", seed=1).shape == ()
+
+
+def test_drawing_weights_keeps_to_one_thread() -> None:
+    """Proofs stand beside one another on a host: threads that wait for one another made minutes of these seconds."""
+    code = """
+import os, torch
+from aot.qualify.weights import perturb
+from aot.runtime.synthetic import synthetic_tensor
+torch.set_num_threads(4)
+module = torch.nn.Linear(512, 512, dtype=torch.bfloat16)
+before = len(os.listdir("/proc/self/task"))
+synthetic_tensor("weight", (512, 512), "float32", seed=1)
+perturb(module, seed=1)
+drawing = len(os.listdir("/proc/self/task"))
+torch.ones(1 << 20).add_(1)
+print(drawing - before, len(os.listdir("/proc/self/task")) - drawing)
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["0", "3"]
+
+
+def test_what_several_artifacts_ask_for_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+
+    def draw(name: str, shape: tuple[int, ...], dtype: str, *, seed: int) -> torch.Tensor:
+        drawn.append(name)
+        return torch.full(shape, float(len(drawn)))
+
+    monkeypatch.setattr("aot.qualify.canary.synthetic_tensor", draw)
+    constants = (ConstantMeta(name="weight", kind=ConstantKind.PARAMETER, dtype="float32", shape=(2,), stride=(1,)),)
+    other = (replace(constants[0], shape=(2, 1)),)
+    artifacts = [
+        SimpleNamespace(instances=instances, constants=asked)
+        for instances, asked in ((("0", "1"), constants), (("0",), constants), (("2",), other), (("1",), constants))
+    ]
+    module = nn.ModuleList(nn.Module() for _ in range(3))
+    for part, shape in zip(module, ((2,), (2,), (2, 1)), strict=True):
+        part.weight = nn.Parameter(torch.zeros(shape))
+    put_all_synthetic(module, artifacts, seed=1)  # type: ignore[arg-type]
+    assert [part.weight.flatten().tolist() for part in module] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
 def test_synthetic_vectors_can_be_scales_and_variances() -> None:
