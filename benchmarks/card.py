@@ -25,6 +25,7 @@ Rows, most wanted first; each has an eager baseline of its own, taken in turn wi
     aot-compile  a function that torch.compile wrote with its guards
     second-build of decoder and resnet50: tuning's seconds that are saved after one layer's width was changed
     regions      of decoder-32 and dit: whole and regions in mode default, seconds of the compile, and calls
+    regions-tuned the same in the mode of --mode, in which blocks that are equal share their tuning on either way
 """
 
 import argparse
@@ -42,7 +43,7 @@ from typing import Any
 from benchmarks.card_bytecode import BYTECODE, measure_bytecode
 from benchmarks.card_captured import CAPTURED, measure_captured
 from benchmarks.card_host import card_host, label_of, run_tests
-from benchmarks.card_regions import measure_regions
+from benchmarks.card_regions import OF_REGIONS, REGIONS, measure_regions
 from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
 from benchmarks.card_width import SECOND, measure_width
 from benchmarks.cold_start import RESULTS
@@ -53,7 +54,6 @@ from benchmarks.starts import ROOT
 from benchmarks.table import rows_of
 from benchmarks.table_caches import over_mega_cache
 
-REGIONS = "regions"
 # Rows that time starts; those that build for minutes and win nothing come last.
 STARTED = (*ROWS[:4], CAPTURED, BYTECODE, *ROWS[4:])
 # Models whose source has a factory `changed` as well.
@@ -107,7 +107,7 @@ def plan(models: list[str], rows: list[str]) -> list[tuple[str, str]]:
     """Every row of a model before the next model; then second builds; regions last, of models that have the blocks."""
     taken = [(name, row) for name in models if name in CARD for row in STARTED if row in rows]
     taken += [(name, SECOND) for name in CHANGED if SECOND in rows and name in models]
-    return taken + [(name, REGIONS) for name in DEEP if REGIONS in rows and name in models]
+    return taken + [(name, row) for row in OF_REGIONS for name in DEEP if row in rows and name in models]
 
 
 def take(
@@ -137,8 +137,8 @@ def take(
         if started >= ending:
             raise NotReached("the time was over")
         match row:
-            case "regions":
-                found = measure_regions(bench, DEEP[name])
+            case "regions" | "regions-tuned":
+                found = measure_regions(bench, DEEP[name], mode)
             case "second-build":
                 found = measure_width(bench, CARD[name])
             case "captured":
@@ -207,8 +207,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only-build", action="store_true", help="build what `ours` starts for a later call on --data")
     parser.add_argument("--no-tests", dest="tests", action="store_false")
     options = parser.parse_args()
-    if unknown := [one for one in options.rows if one not in (*STARTED, SECOND, REGIONS)]:
-        parser.error(f"wanted some of {', '.join((*STARTED, SECOND, REGIONS))}, found {unknown[0]!r}")
+    if unknown := [one for one in options.rows if one not in (*STARTED, SECOND, *OF_REGIONS)]:
+        parser.error(f"wanted some of {', '.join((*STARTED, SECOND, *OF_REGIONS))}, found {unknown[0]!r}")
     if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
         parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
     if unknown := [one for one in _words(options.batches) if one not in BATCHES]:

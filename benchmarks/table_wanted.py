@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Of these modes ours alone is wanted, for its peak memory; regions and jit-default are of mode default, whatever is
-# rendered.
+# rendered, and regions that are tuned of the mode that is.
 OURS_ALONE = ("default", "max-autotune-no-cudagraphs")
 
 
 def wanted_of(mode: str) -> Iterator[tuple[str, str, str]]:
     """Model, mode and row of all that `benchmarks.card` measures for a table of `mode`, in its order."""
-    from benchmarks.card import CARD, DEEP, REGIONS, SECOND, STARTED, plan  # which imports the table
+    from benchmarks.card import CARD, DEEP, SECOND, STARTED, plan  # which imports the table
+    from benchmarks.card_regions import REGIONS, TUNED
 
-    rows = ["ours"] if mode in OURS_ALONE else [*STARTED, SECOND]
+    rows = ["ours"] if mode in OURS_ALONE else [*STARTED, SECOND, TUNED]
     for model, row in plan(list({**CARD, **DEEP}), [*rows, "jit-default", REGIONS]):
         yield model, "default" if row in ("jit-default", REGIONS) else mode, row
 

@@ -92,9 +92,9 @@ def test_what_nobody_has_run_is_named_by_model_and_row() -> None:
     report["not_reached"] = [{"model": "decoder", "mode": MODE, "row": "package", "reason": "NotReached: no time"}]
     found = {line.partition(":")[0]: line for line in never_begun(report, MODE)}
     assert found["decoder"] == "decoder: not run yet: captured, bytecode, jit-default, aot-compile, second-build"
-    assert found["decoder-32"] == "decoder-32: not run yet: regions"
+    assert found["decoder-32"] == "decoder-32: not run yet: regions, regions-tuned"
     assert found["vit"].startswith("vit: not run yet: ours, jit, ")
-    assert found["dit"].endswith(", aot-compile, regions")
+    assert found["dit"].endswith(", aot-compile, regions, regions-tuned")
     assert list(found) == [*CARD, "decoder-32"]
     assert [f"* {line}" for line in found.values()] == render(report, MODE)[-len(found) :]
 
@@ -119,16 +119,23 @@ def test_memory_is_bounded_only_in_modes_without_graphs() -> None:
 
 
 def test_regions_are_judged_by_what_they_save_and_keep() -> None:
-    one = {"model": "dit", "mode": "default", "row": "regions", "title": "DiT", "times_cheaper": 5.0, "speed_kept": 0.9}
+    one = {"model": "dit", "mode": "default", "row": "regions", "title": "DiT", "times_cheaper": 5.0}
     one |= {
+        "speed_kept": {"1": 0.9, "16": 0.96},
         "compile_seconds": {"whole": 50.0, "auto": 10.0},
-        "steady": {way: speeds((1, 1.0)) for way in ("whole", "auto", "eager")},
+        "steady": {way: speeds((1, 1.0), (16, 2.0)) for way in ("whole", "auto", "eager")},
     }
     report = a_report(one)
-    assert "| DiT | 50.0 s | 10.0 s | 5.0x | 1.000 ms | 1.000 ms | 1.000 ms |" in render(report, MODE)
+    assert "| DiT | default | 50.0 s | 10.0 s | 5.0x | 1 | 1.000 ms | 1.000 ms | 1.000 ms |" in render(report, MODE)
+    assert "| DiT | default | 50.0 s | 10.0 s | 5.0x | 16 | 2.000 ms | 2.000 ms | 2.000 ms |" in render(report, MODE)
     found = list(missed(report, MODE))
     assert found[0] == "dit: regions compile 5.0x cheaper, wanted 7.5x"
-    assert found[1] == "dit: regions keep 90% of the speed, wanted 95%"
+    assert found[1] == "dit, batch 1: regions keep 90% of the speed, wanted 95%"
+    assert not any("batch 16: regions" in line for line in found)
+    # Tuned, equal blocks share what takes the time: both figures are reported, and nothing is wanted of them.
+    tuned = a_report({**one, "row": "regions-tuned", "mode": MODE, "times_cheaper": 1.1, "speed_kept": {"1": 0.5}})
+    assert any(line.startswith(f"| DiT | {MODE} | 50.0 s | 10.0 s | 1.1x | 1 |") for line in render(tuned, MODE))
+    assert not any("regions" in line for line in missed(tuned, MODE) if "not run yet" not in line)
 
 
 def test_rows_of_another_mode_are_left_out_but_for_jit_in_its_own() -> None:
