@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aot.cache.faults import cache_error
-from aot.cache.locks import try_lock
+from aot.cache.locks import open_to_lock, try_lock
 from aot.cache.renames import rename_into
 from aot.errors import DigestMismatch, SizeMismatch
 from aot.schema.digest import Digest
@@ -92,13 +92,21 @@ def incoming(root: Path, blob: Blob, final: Path) -> Iterator[Incoming]:
         writer.discard()
 
 
-def arrived_bytes(root: Path, digest: Digest) -> int:
-    """How much of the blob its writer, maybe another process, has on the disk by now; 0 where nobody writes it."""
-    sizes = [0]
+def arrivals(root: Path, digest: Digest) -> frozenset[tuple[str, int]]:
+    """Each file of a writer of the blob, maybe another process, and how much is in it by now.
+
+    It changes for as long as one of them gets on.
+    """
+    found = set()
     for path in (root / "incoming").glob(f"{digest.hex}.*"):
         with contextlib.suppress(OSError):
-            sizes.append(path.stat().st_size)
-    return max(sizes)
+            found.add((path.name, path.stat().st_size))
+    return frozenset(found)
+
+
+def arrived_bytes(root: Path, digest: Digest) -> int:
+    """How much of the blob its writer, maybe another process, has on the disk by now; 0 where nobody writes it."""
+    return max((size for _, size in arrivals(root, digest)), default=0)
 
 
 def sweep_incoming(root: Path) -> None:
@@ -107,7 +115,7 @@ def sweep_incoming(root: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime < ABANDONED_AFTER_SECONDS:
                 continue
-            with path.open("rb") as file:
+            with open_to_lock(path) as file:
                 if try_lock(file.fileno()):
                     path.unlink()
 

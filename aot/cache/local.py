@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aot.cache import documents
 from aot.cache.documents import RememberedTag
 from aot.cache.holds import Hold
-from aot.cache.locks import locked
+from aot.cache.locks import locked_in_turn
 from aot.cache.renames import unless_stale
 from aot.errors import DigestMismatch, InvalidConfig, LocalStorageFull
 from aot.schema.digest import Digest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aot.schema.wire.signed import SignedManifest
 
 TOUCH_EVERY_SECONDS = 60.0
-FILL_WAIT_SECONDS = 120.0
+FILL_WAIT_SECONDS = 120.0  # without a byte: a network file system tells sizes a minute late
 DEFAULT_LIMIT_BYTES = 50 << 30
 
 
@@ -74,12 +74,17 @@ class LocalCache:
     def ensure(self, blob: Blob, fetch: "Callable[[Incoming], None]") -> Path:
         """Return the path of `blob`, letting `fetch` write it when it is absent.
 
-        Of the processes and threads that want the same blob, one fetches and the others wait for it, up to
-        `fill_wait_seconds`: then they fetch for themselves. Raises what `fetch` raises, and what `incoming` does.
+        Of the processes and threads that want the same blob, one fetches and the others wait for it, for as long as it
+        lives and bytes arrive. When none has for `fill_wait_seconds`, one of them fetches, and the others wait for that
+        one. After a few that have failed each fetches for itself. Raises what `fetch` raises, and what `incoming` does.
         """
         if self._has(blob):
             return self._blob_path(blob.digest)
-        with locked(self._lock_path(blob.digest), wait_seconds=self.fill_wait_seconds, remove=True):
+        with locked_in_turn(
+            self._lock_path(blob.digest),
+            stall_seconds=self.fill_wait_seconds,
+            progress=lambda: self._arrivals(blob.digest),
+        ):
             if not self._has(blob):
                 self._fill(blob, fetch)
         return self._blob_path(blob.digest)
@@ -185,6 +190,11 @@ class LocalCache:
         from aot.cache.incoming import arrived_bytes
 
         return sum(max(0, size - arrived_bytes(self.root, digest)) for digest, size in sizes.items())
+
+    def _arrivals(self, digest: Digest) -> Hashable:
+        from aot.cache.incoming import arrivals
+
+        return arrivals(self.root, digest)
 
     def _has(self, blob: Blob) -> bool:
         path = self.path_of(blob.digest)

@@ -182,9 +182,9 @@ def _run(
         env=environ,
         limits=Limits(
             wall_seconds=limits.wall_seconds,
-            memory_bytes=limits.memory_bytes,
+            memory_bytes=limits.most_memory_bytes,
             processes=limits.processes,
-            disk_bytes=limits.disk_bytes,
+            disk_bytes=limits.most_disk_bytes,
             output_bytes=OUTPUT_BYTES,
         ),
         sandbox=sandbox,
@@ -205,9 +205,10 @@ def _require_an_end(program: str, ended: ChildExit) -> None:
     if ended.kind is ExitKind.STOPPED:
         raise CompileStopped(f"the proof was stopped: {ended.stop_reason}")
     if ended.kind not in (ExitKind.EXITED, ExitKind.SIGNALED):
+        limit = ended.memory_hint if ended.kind is ExitKind.OUT_OF_MEMORY else "raise the limit"
         raise InvalidInput(
             f"{program} was ended: {ended.describe()}",
-            hint="narrow the command, or raise the limit",
+            hint=f"narrow the command, or {limit}",
             details={"failures": [ended.stderr_tail[-2000:]]},
         )
 

@@ -19,6 +19,7 @@ from aot.schema.factor import Fingerprint
 from aot.schema.recipe import Dimension
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.nn import Module
 
 _KEYS = {"module", "args", "kwargs", "examples", "dimensions", "dynamic_shapes"}
@@ -104,6 +105,25 @@ def place_program(program: Program, device: str) -> Program:
     return replace(program, examples=tuple(move(example) for example in program.examples))
 
 
+def require_own_places(module: "Module") -> None:
+    """Raise SourceNotLoadable for expanded weights: of such, elements have one place and cannot be written to."""
+    import torch
+
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    found = [name for name, tensor in tensors if tensor.layout is torch.strided and _is_expanded(tensor)]
+    if found:
+        raise SourceNotLoadable(
+            f"wanted weights whose elements each have a place of their own, found expanded {', '.join(found[:5])}",
+            hint="register a copy: `.expand(...).clone()`, or expand it in forward",
+            details={"tensors": found[:50]},
+        )
+
+
+def _is_expanded(tensor: "Tensor") -> bool:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in sizes)
+
+
 def forward_parameters(module: "Module") -> tuple[str, ...]:
     """Return the names of `forward`'s parameters in order; those of *args and **kwargs are left out."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -127,6 +147,7 @@ def _assemble(parts: dict[str, Any], entry: str) -> Program:
             f"{entry} must return a torch.nn.Module, found {_describe(module)}",
             hint="wrap a plain function into a Module whose forward calls it",
         )
+    require_own_places(module)
     if ("args" in parts or "kwargs" in parts) == ("examples" in parts):
         raise SourceNotLoadable(f"{entry} must return either args and kwargs, or examples", hint=_FORMS)
     given = parts["examples"] if "examples" in parts else [(parts.get("args", ()), parts.get("kwargs"))]
@@ -169,9 +190,21 @@ def _refuse(error: BaseException, tree: Path, entry: str) -> NoReturn:
         ) from error
     raise SourceNotLoadable(
         f"{entry} raised {type(error).__name__}: {_first_line(error)}",
-        hint="call the factory by itself in a fresh Python with the same packages",
+        hint=_hint_at(error, tree),
         details={"exception": type(error).__name__, "frame": source_frame(error, tree)},
     ) from error
+
+
+def _hint_at(error: BaseException, tree: Path) -> str:
+    """What to do about a factory that raised. A file that it does not find beside its code was left out of the tree."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        missed = Path(error.filename)
+        if not missed.is_absolute() or missed.is_relative_to(tree) or missed.is_relative_to(tree.resolve()):
+            return (
+                "a source holds no weights (see `left out:` where it was submitted): let the factory make the module "
+                "without reading any, since one bundle serves every checkpoint; --freeze takes them by --weights"
+            )
+    return "call the factory by itself in a fresh Python with the same packages"
 
 
 def source_frame(error: BaseException, tree: Path | None) -> dict[str, Any]:

@@ -246,10 +246,10 @@ def _compiler_of(job: CompileJob, on_event: OnEvent) -> Path:
 def _limits_of(limits: Limits) -> ChildLimits:
     return ChildLimits(
         wall_seconds=limits.wall_seconds,
-        memory_bytes=limits.memory_bytes,
+        memory_bytes=limits.most_memory_bytes,
         processes=limits.processes,
         output_bytes=OUTPUT_BYTES,
-        disk_bytes=limits.disk_bytes,
+        disk_bytes=limits.most_disk_bytes,
     )
 
 
@@ -297,16 +297,19 @@ def explain_exit(ended: ChildExit, *, phase: Phase, limits: Limits) -> CompileFa
         case ExitKind.TIMED_OUT:
             text = f"the build took longer than {limits.wall_seconds:.0f} s, {in_phase}"
             return _failure(CompileTimedOut, text, "raise the limit wall_seconds, or compile by regions", ended)
-        case ExitKind.OUT_OF_MEMORY | ExitKind.LOST:
-            text = f"the build needs more than {limits.memory_bytes} bytes of memory, {in_phase}"
-            text = text if ended.kind is ExitKind.OUT_OF_MEMORY else f"the build was killed from outside, {in_phase}"
+        case ExitKind.OUT_OF_MEMORY:
+            text = f"the build {ended.memory_words}; it was {phase}"
+            return _failure(CompileOutOfMemory, text, f"{ended.memory_hint}, or compile by regions", ended)
+        case ExitKind.LOST:
+            there = f"; {ended.room}" if ended.room is not None else ""
+            text = f"the build was killed from outside, {in_phase}, most likely for its memory{there}"
             return _failure(CompileOutOfMemory, text, "raise memory_bytes, or build on a larger worker", ended)
         case ExitKind.STOPPED:
             return _failure(CompileStopped, f"the build was stopped: {ended.stop_reason}", "", ended)
         case _:
             own = phase is Phase.LOADING
             used = {
-                ExitKind.TOO_MUCH_DISK: f"wrote more than {limits.disk_bytes} bytes to disk",
+                ExitKind.TOO_MUCH_DISK: f"wrote more than {limits.most_disk_bytes} bytes to disk",
                 ExitKind.TOO_MANY_PROCESSES: f"ran more than {limits.processes} processes",
             }
             text = f"the child {used.get(ended.kind, ended.describe())} {in_phase}"
@@ -325,6 +328,11 @@ def _as_compile_error(outcome: CompileOutcome, ended: ChildExit) -> AotError:
     error = outcome.error.to_error()
     if not isinstance(error, (InvalidInput, CompileFailed)):
         error = BackendFailed(error.message, hint=error.hint, details={"backend": "inductor", **error.details})
+    if ended.ended_by_kernel and isinstance(error, BackendFailed):
+        # A compiler of its own, which it could only see fail.
+        there = f": {ended.room}" if ended.room is not None else ""
+        text = f"the kernel ended a process of the build for want of memory{there}; {error.message}"
+        error = CompileOutOfMemory(text, hint=f"{ended.memory_hint}, or compile by regions", details=error.details)
     if len(encode(error.details)) > DETAILS_BYTES:
         error.details = {"left_out": "the details were too long"}
     error.details.setdefault("log", ended.stderr_tail)

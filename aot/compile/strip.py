@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from aot.bundle.hashing import blob_of
 from aot.compile.dimensions import Size
 from aot.compile.outline import copy_member, write_outline
-from aot.compile.program import Example, Program
+from aot.compile.program import Example, Program, require_own_places
 from aot.errors import InvalidSource, SourceNotLoadable
 from aot.runtime.code import full_name
 from aot.runtime.program import fingerprint_program
@@ -73,7 +73,7 @@ def strip_program(source: Path, target: Path) -> int:
 def open_program(path: Path, *, seed: int) -> Program:
     """Open a stripped program with weights drawn from `seed`. Its dimensions are named after its symbols ("s27").
 
-    Raises SourceNotLoadable when the file does not load, or has no example inputs.
+    Raises SourceNotLoadable when the file does not load, has no example inputs, or weights that are expanded.
     """
     import inspect
 
@@ -99,6 +99,7 @@ def open_program(path: Path, *, seed: int) -> Program:
         classes=_classes_of(exported),
         constants={name: value for name, value in exported.constants.items() if name not in _held_by_module(exported)},
     )
+    require_own_places(module)
     seed_weights(module, seed)
     args, kwargs = exported.example_inputs
     used = {size.dimension for leaf in sizes for size in leaf.values()}
@@ -181,13 +182,15 @@ def _restore_values(program: "ExportedProgram") -> None:
         for spec, node in zip(program.graph_signature.input_specs, _placeholders(program), strict=True)
         if spec.target is not None
     }
-    fresh: dict[int | str, Tensor] = {}
+    fresh: dict[tuple[Any, ...], Tensor] = {}
 
     def restore(name: str, tensor: "Tensor") -> "Tensor":
-        place = tensor.data_ptr() or name  # all that are empty lie nowhere
+        form = forms.get(name, tensor)
+        shape, stride = tuple(map(int, form.shape)), tuple(map(int, form.stride()))
+        # One element stands for all of a memory that begin there with one shape, a square weight and its transpose:
+        # tied are those that have the same strides too. (All that are empty lie nowhere.)
+        place = (tensor.data_ptr() or name, shape, stride)
         if place not in fresh:
-            form = forms.get(name, tensor)
-            shape, stride = tuple(map(int, form.shape)), tuple(map(int, form.stride()))
             fresh[place] = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).zero_()
         return fresh[place]
 

@@ -22,6 +22,16 @@ def memory_limit_bytes(host: Host) -> int | None:
     return min(limits, default=None)
 
 
+def oom_kills_file(host: Host) -> str | None:
+    """Return the file whose line `oom_kill` counts the processes of this process's group that the kernel ended for
+    memory, be it the group's or the host's that was out; None where there is none (version 1 before Linux 4.13)."""
+    for directory, version in _groups(host, "memory"):
+        path = f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
+        if "oom_kill " in (host.text(path) or ""):
+            return path
+    return None
+
+
 def cpu_quota(host: Host) -> float | None:
     """Return the lowest quota in cores (1.5 for 150 ms in each 100 ms); None where there is none."""
     quotas = []

@@ -19,7 +19,7 @@ def observe_node(host: Host | None = None) -> NodeFacts:
         cpu=cpus.capability,
         cpu_model=cpus.model,
         cpu_features=cpus.features,
-        memory_bytes=_memory_bytes(host),
+        memory_bytes=min(filter(None, (memory_limit_bytes(host), installed_bytes(host))), default=None),
         kernel=(host.text("/proc/sys/kernel/osrelease") or "").strip() or None,
         sve_bits=sve_bits(host),
         driver=driver,
@@ -29,10 +29,10 @@ def observe_node(host: Host | None = None) -> NodeFacts:
     )
 
 
-def _memory_bytes(host: Host) -> int | None:
-    sizes = [memory_limit_bytes(host)]
+def installed_bytes(host: Host) -> int | None:
+    """Return the memory of the host; None where it does not say."""
     for line in (host.text("/proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal" and value.split()[:1] and value.split()[0].isdecimal():
-            sizes.append(int(value.split()[0]) * 1024)
-    return min((size for size in sizes if size is not None), default=None)
+            return int(value.split()[0]) * 1024
+    return None

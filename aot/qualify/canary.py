@@ -7,6 +7,7 @@ constants that are no floats. `canary/<artifact>/inputs.safetensors` holds `inpu
 """
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,27 @@ def put_synthetic(module: "Module", artifact: Artifact, *, seed: int) -> None:
                 tensors[meta.name].copy_(synthetic_tensor(meta.name, meta.shape, meta.dtype, seed=seed))
 
 
+def hold_their_own(module: "Module", artifact: Artifact, *, seed: int) -> bool:
+    """Whether every float that the artifact asks for has its own synthetic value, since none lies in another's memory.
+
+    A buffer that is a weight's transpose does, and a weight that two artifacts know by different names: of such two the
+    module holds the value of the last, and a pod, which has no module yet, gives each its own.
+    """
+    import torch
+
+    if artifact.facts.get("frozen") == "true":
+        return True
+    whole = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    names = Counter(tensor.untyped_storage().data_ptr() for _, tensor in whole)
+    part = module.get_submodule(artifact.instances[0])
+    tensors = dict(part.named_parameters(remove_duplicate=False)) | dict(part.named_buffers(remove_duplicate=False))
+    return all(
+        torch.equal(tensors[meta.name].cpu(), synthetic_tensor(meta.name, meta.shape, meta.dtype, seed=seed))
+        for meta in artifact.constants
+        if is_synthesized(meta) and names[tensors[meta.name].untyped_storage().data_ptr()] > 1
+    )
+
+
 def seen_by(module: "Module", instance: str, call: Call) -> Call | None:
     """Return the arguments that `instance` gets in a call of the whole module; None where it is not called."""
     import torch
@@ -110,11 +132,11 @@ def seen_by(module: "Module", instance: str, call: Call) -> Call | None:
 
 
 def write_canary(module: "Module", artifact: Artifact, call: Call, *, into: Path, memory_bytes: int) -> bool:
-    """Write both files; say whether the canary is small enough and its outputs are finite."""
+    """Write both files; say whether there is one: it is small enough, its outputs are finite, its weights apart."""
     from safetensors.torch import save_file
 
     part = module.get_submodule(artifact.instances[0])
-    if artifact.call is None:
+    if artifact.call is None or not hold_their_own(module, artifact, seed=WEIGHTS_SEED):
         return False
     flat = bind_call(artifact.call, signature_of(part)).flatten(call.args, call.kwargs)
     if isinstance(flat, str):

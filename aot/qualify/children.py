@@ -17,7 +17,7 @@ from aot.emulator import Emulator
 from aot.environment.cards import card_variables
 from aot.errors import CompileStopped, MalformedDocument, QualificationFailed
 from aot.qualify.job import CLAIM_FILE, JOB_FILE, ProofJob, Task
-from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, run_child
+from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, capped, find_room, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.sandbox.exit import ExitKind
 from aot.schema.codec import Document, decode, encode
@@ -121,7 +121,9 @@ class Proving:
 
     def _write_job(self, place: Path, **fields: Any) -> None:
         cpu = self.emulator.cpu if self.emulator else None
-        place.write_bytes(encode(ProofJob(memory_bytes=self.limits.memory_bytes, cpu=cpu, **fields)))
+        # What a child plans with, for its references: no more than there is.
+        memory_bytes = capped(self.limits.most_memory_bytes, find_room())
+        place.write_bytes(encode(ProofJob(memory_bytes=memory_bytes, cpu=cpu, **fields)))
 
     def _command(self, argv: Sequence[str]) -> Sequence[str]:
         return self.emulator.wrap(argv) if self.emulator else argv
@@ -154,10 +156,10 @@ class Proving:
     def _limits(self) -> ChildLimits:
         return ChildLimits(
             wall_seconds=self.limits.wall_seconds,
-            memory_bytes=self.limits.memory_bytes,
+            memory_bytes=self.limits.most_memory_bytes,
             processes=self.limits.processes,
             output_bytes=OUTPUT_BYTES,
-            disk_bytes=self.limits.disk_bytes,
+            disk_bytes=self.limits.most_disk_bytes,
         )
 
 
@@ -189,14 +191,14 @@ def explain_exit(watched: Watched) -> QualificationFailed:
     ended = watched.ended
     where = f" at: {watched.last_step}" if watched.last_step else ""
     details = {"exit": ended.kind.value, "signal": ended.signal, "step": watched.last_step, "log": log_of(ended)}
-    return QualificationFailed(
-        f"the {watched.task} child {ended.describe()}{where}", hint=_HINTS.get(ended.kind, ""), details=details
-    )
+    hint = _HINTS.get(ended.kind, "")
+    if ended.kind is ExitKind.OUT_OF_MEMORY:
+        hint = f"{ended.memory_hint}, or narrow the coverage"
+    return QualificationFailed(f"the {watched.task} child {ended.describe()}{where}", hint=hint, details=details)
 
 
 _HINTS = {
     ExitKind.TIMED_OUT: "raise the limit wall_seconds, or narrow the coverage",
-    ExitKind.OUT_OF_MEMORY: "raise the limit memory_bytes, or narrow the coverage",
     ExitKind.LOST: "the host itself ran out of memory, or somebody killed the proof: try again",
     ExitKind.TOO_MUCH_OUTPUT: "the source prints too much",
     ExitKind.TOO_MUCH_DISK: "raise the limit disk_bytes, or narrow the coverage",

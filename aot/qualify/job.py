@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from aot.emulator import EmulatedCpu
-from aot.schema.artifact import Speed
+from aot.schema.artifact import Coverage, Speed
 from aot.schema.codec import Document
 from aot.schema.environment import Clocks
 from aot.schema.manifest import Canary
@@ -50,7 +50,8 @@ class ProofJob(Document, kw_only=True):
 
     `bundle` is a directory as `aot.bundle` lays it out. `seconds` bounds what numerics may take before they leave out
     the largest points; `memory_bytes` is the child's limit. With `checked` False outputs are not kept: the program
-    draws random numbers. `cases` is for COMPARE: the files to read. `cpu` is what the child runs on where that is
+    draws random numbers. `cases` is for COMPARE: the files to read. `coverages` are those of the first example, which a
+    start calls with. `cpu` is what the child runs on where that is
     emulated: it then observes this in place of the host's, and measures no speed.
     """
 
@@ -68,6 +69,7 @@ class ProofJob(Document, kw_only=True):
     checked: bool = True
     frozen: bool = False
     cases: tuple[str, ...] = ()
+    coverages: tuple[Coverage, ...] = ()
     cpu: EmulatedCpu | None = None
 
     @property

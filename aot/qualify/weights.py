@@ -93,7 +93,8 @@ def _least_and_rms(parts: "Iterable[Tensor]") -> tuple[float, float]:
         values = part if bool(is_plain.all()) else part[is_plain]
         if values.numel():
             least = min(least, float(values.min()))
-            squares += float(values.square().sum(dtype=torch.float64))
+            # Squared in the wider type: in the other those of quantities below 1e-23 are nothing.
+            squares += float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
             plain += values.numel()
     return least, (squares / plain) ** 0.5 if plain else 0.0
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Reasons = tuple[str, ...]
+_LIVE_KINDS = (ConstantKind.PARAMETER, ConstantKind.BUFFER)
 
 
 class BindingPlan(Struct, frozen=True):
@@ -124,9 +125,10 @@ def _untied(module: "Module", metas: Mapping[str, ConstantMeta], tensors: Mappin
     """Yield the names that were one tensor at the build and no longer are."""
     for name, tensor in tensors.items():
         for alias in metas[name].aliases:
-            found = _find_tensor(module, alias, metas[name].kind)
+            # A parameter may be tied to a buffer as well: `register_buffer("same", self.weight.detach())`.
+            found = next((one for kind in _LIVE_KINDS if (one := _find_tensor(module, alias, kind)) is not None), None)
             if found is None:
-                yield f"{alias}: no such {metas[name].kind}, it was tied to {name}"
+                yield f"{alias}: no such {metas.get(alias, metas[name]).kind}, it was tied to {name}"
             elif not _is_same_memory(found, tensor):
                 yield f"{alias}: no longer tied to {name}, which the artifact uses in its place"
 

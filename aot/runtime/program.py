@@ -87,11 +87,11 @@ def _explain_modules(factors: Mapping[str, Factor], module: "Module") -> Iterato
         recorded: dict[str, str | None] = json.loads(factor.text)
         seen |= recorded.keys()
         for where, kind in recorded.items():
-            place = where or "the module itself"
+            place = f"module {where}" if where else "the module itself"
             if where not in live:
-                yield f"module {place} is gone: {kind or 'of a class that was not recorded'}"
+                yield f"{place} is gone: {kind or 'of a class that was not recorded'}"
             elif kind is not None and not _is_same_class(kind, live[where]):
-                yield f"module {place} was {kind}, is {full_name(live[where])}"
+                yield f"{place} was {kind}, is {full_name(live[where])}"
     for where in sorted(live.keys() - seen):
         yield f"module {where} was not there: {full_name(live[where])}"
 

@@ -5,6 +5,7 @@ from aot.sandbox.child import run_child
 from aot.sandbox.events import EVENTS_FD, OnEvent, ShouldStop, write_event
 from aot.sandbox.exit import ChildExit, CountedBy, ExitKind, ProcessCount, Program
 from aot.sandbox.limits import Limits, SandboxKind
+from aot.sandbox.room import Room, RoomOf, capped, find_room
 
 __all__ = [
     "EVENTS_FD",
@@ -19,8 +20,12 @@ __all__ = [
     "OnEvent",
     "ProcessCount",
     "Program",
+    "Room",
+    "RoomOf",
     "SandboxKind",
     "ShouldStop",
+    "capped",
+    "find_room",
     "find_sandbox",
     "list_gpu_devices",
     "run_child",

@@ -6,7 +6,8 @@ talks (`aot.sandbox.talk`) to a supervisor process (`aot.sandbox.supervise`), wh
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, checked, same_pla
 from aot.sandbox.events import EVENTS_FD, EventReader, OnEvent, ShouldStop
 from aot.sandbox.exit import ChildExit
 from aot.sandbox.limits import Limits, SandboxKind
+from aot.sandbox.room import Room, find_oom_kills, find_room
 from aot.sandbox.talk import Talk
 
 TAIL_BYTES = 16 * 1024
@@ -36,6 +38,7 @@ def run_child(
     on_event: OnEvent | None = None,
     should_stop: ShouldStop = lambda: None,
     count_processes: bool = False,
+    room: Room | None = None,
 ) -> ChildExit:
     """Run `argv` to its end, and return how it ended. Nothing that it started is alive afterwards.
 
@@ -47,11 +50,12 @@ def run_child(
     `stdout` and `stderr` name files that receive the streams up to the cap. `on_event` gets the child's event lines
     in order; `should_stop` is asked five times a second, and a text that it returns ends the child. Both run in the
     calling thread, and what they raise is raised here once the child is gone. The child also dies with this process
-    and with this thread. Raises InvalidInput when the child could not be started.
+    and with this thread. `room` is the memory that there is, looked for when left out: a child is ended at what
+    it has for one, of which files that it maps take none. Raises InvalidInput when the child could not be started.
     """
-    same = ((readable, BindMode.READ), (writable, BindMode.WRITE), (devices, BindMode.DEVICE))
-    shown = [same_place(path, mode) for paths, mode in same for path in paths] + [checked(bind) for bind in binds]
+    shown = [*_same_places(readable, writable, devices), *map(checked, binds)]
     _check(argv, cwd, env, shown, sandbox)
+    room = room or find_room()
     reader = EventReader(on_event or (lambda _: None))
     with contextlib.ExitStack() as stack:
         events, writer = _open_pipe(stack) if on_event else (None, None)
@@ -59,10 +63,9 @@ def run_child(
             "argv": list(argv),
             "cwd": str(cwd),
             "env": {**env, "PWD": str(cwd)} | ({EVENTS_FD: str(writer.fileno())} if writer else {}),
-            "limits": vars(limits),
+            "limits": vars(limits) | {"room_bytes": room and room.child_bytes},
             "writable": _outermost(bind.host for bind in shown if bind.mode is BindMode.WRITE),
-            "stdout": stdout and str(stdout.absolute()),
-            "stderr": stderr and str(stderr.absolute()),
+            **_absolute(stdout=stdout, stderr=stderr, oom_kills=find_oom_kills()),
             "tail_bytes": TAIL_BYTES,
             "events_fd": writer and writer.fileno(),
             "count": count_processes,
@@ -71,7 +74,20 @@ def run_child(
         talk = Talk(spec, events=events, writer=writer, reader=reader, should_stop=should_stop)
         stack.callback(talk.end)
         talk.hold()
-    return talk.read_exit(SandboxKind.BUBBLEWRAP if sandbox else SandboxKind.PROCESS)
+    return replace(talk.read_exit(_kind_of(sandbox)), memory_limit_bytes=limits.memory_bytes, room=room)
+
+
+def _kind_of(sandbox: Bubblewrap | None) -> SandboxKind:
+    return SandboxKind.BUBBLEWRAP if sandbox else SandboxKind.PROCESS
+
+
+def _same_places(readable: Sequence[Path], writable: Sequence[Path], devices: Sequence[Path]) -> Iterator[Bind]:
+    for paths, mode in ((readable, BindMode.READ), (writable, BindMode.WRITE), (devices, BindMode.DEVICE)):
+        yield from (same_place(path, mode) for path in paths)
+
+
+def _absolute(**places: Path | None) -> dict[str, str | None]:
+    return {name: None if place is None else str(place.absolute()) for name, place in places.items()}
 
 
 def _open_pipe(stack: contextlib.ExitStack) -> tuple[BinaryIO, BinaryIO]:
@@ -85,7 +101,7 @@ def _write_bubblewrap(sandbox: Bubblewrap, spec: dict[str, Any], shown: Sequence
         [*view_system(), *shown],
         env=spec["env"],
         cwd=PurePosixPath(spec["cwd"]),
-        memory_bytes=spec["limits"]["memory_bytes"],
+        memory_bytes=min(filter(None, (spec["limits"]["memory_bytes"], spec["limits"]["room_bytes"]))),
     )
     return {"program": str(sandbox.program), "arguments": arguments}
 

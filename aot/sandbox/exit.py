@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from aot.sandbox.limits import SandboxKind
+from aot.sandbox.room import Room
 
 
 class ExitKind(StrEnum):
@@ -66,7 +67,9 @@ class ChildExit:
     tells a signal as exit code 128 + n, which is then read as the signal. `max_rss_bytes` is the highest sample of
     the tree's resident memory (shared pages counted once where the kernel tells), and at least the peak of its
     largest process. Tails are the end of each stream. `survivors` counts processes that SIGKILL could not end in
-    ten seconds. `garbled_lines` counts event lines that were not JSON objects.
+    ten seconds. `garbled_lines` counts event lines that were not JSON objects. `memory_limit_bytes` is what was
+    asked for, and `room` the memory that there was, which bounds it; `ended_by_kernel`: a process of the child was,
+    since memory was out before the child had come to its limit.
     """
 
     kind: ExitKind
@@ -82,6 +85,9 @@ class ChildExit:
     sandbox: SandboxKind
     survivors: int = 0
     garbled_lines: int = 0
+    memory_limit_bytes: int = 0
+    room: Room | None = None
+    ended_by_kernel: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -97,8 +103,29 @@ class ChildExit:
                 return f"died of {self.signal}"
             case ExitKind.STOPPED:
                 return f"stopped: {self.stop_reason}"
+            case ExitKind.OUT_OF_MEMORY if self.memory_limit_bytes:
+                return f"out of memory: it {self.memory_words}"
             case other:
                 return other.value.replace("_", " ")
+
+    @property
+    def memory_words(self) -> str:
+        """What `it`, a child that was out of memory, did: with the limit that was asked for, and what there was."""
+        limit, room = self.memory_limit_bytes, self.room
+        if self.ended_by_kernel:
+            found = f"was ended by the kernel for want of memory, at {self.max_rss_bytes} bytes: its limit was {limit}"
+            return found if room is None else f"{found}, and {room}"
+        if room is not None and room.child_bytes < limit:
+            found = f"needs more than the {room.child_bytes} bytes of memory that there are for it"
+            return f"{found}: its limit was {limit}, and {room}"
+        return f"needs more than {limit} bytes of memory, its limit"
+
+    @property
+    def memory_hint(self) -> str:
+        """What to do about a child that was out of memory."""
+        if self.ended_by_kernel or (self.room is not None and self.room.child_bytes < self.memory_limit_bytes):
+            return self.room.hint if self.room is not None else "use a worker with more memory"
+        return "raise the limit memory_bytes (--limit, or `limits` in aot.toml)"
 
     @classmethod
     def lost(cls, *, wall_seconds: float, complaint: str, **known: Any) -> Self:

@@ -18,8 +18,9 @@ class Limits:
     """What the whole tree of a child may use; the tree is killed beyond it.
 
     `memory_bytes` bounds resident memory, sampled ten times a second: address space is not bounded, because torch
-    and CUDA reserve far more than they touch. `output_bytes` bounds standard output and error together, and the
-    event lines once more. `disk_bytes` bounds the writable places together, sampled at most once a second.
+    and CUDA reserve far more than they touch. What there is bounds a child as well (`aot.sandbox.room`).
+    `output_bytes` bounds standard output and error together, and the event lines once more. `disk_bytes` bounds the
+    writable places together, sampled at most once a second.
     """
 
     wall_seconds: float

@@ -65,9 +65,9 @@ class Supervision:
         self._status: int | None = None
         self._ended: float | None = None
         self._cpu_seconds = 0.0
-        self._memory = MemoryMeter(self._limits["memory_bytes"])
+        self._memory = MemoryMeter(self._limits["memory_bytes"], self._limits["room_bytes"])
         self._counting: Tracer | Poller | None = None
-        self._oom_kills = read_kernel_oom_kills()
+        self._oom_kills = read_kernel_oom_kills(spec["oom_kills"])
 
     def run(self) -> None:
         """Start the child and return once nothing of its tree is left and the report is written."""
@@ -243,8 +243,11 @@ class Supervision:
         status = self._read_status()
         if status is None:
             return {"failure": stderr_tail.strip() or "bubblewrap gave no reason"}
-        oom_killed = read_kernel_oom_kills() > self._oom_kills
-        return {**describe_end(status, oom_killed=oom_killed), "failure": None}
+        oom_killed = read_kernel_oom_kills(self._spec["oom_kills"]) > self._oom_kills
+        found = describe_end(status, oom_killed=oom_killed)
+        # Of another process of the host than the child's own nothing is known to be ours.
+        ours = oom_killed and (self._spec["oom_kills"] is not None or found["kind"] == "out_of_memory")
+        return {**found, "ended_by_kernel": ours, "failure": None}
 
     def _read_status(self) -> int | None:
         if self._status is not None or self._status_fd is None:

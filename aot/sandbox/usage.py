@@ -5,21 +5,37 @@ import os
 import time
 from collections.abc import Iterable
 
-from aot.sandbox.tree import Entry, read_shared_once_bytes
+from aot.sandbox.tree import Entry, read_kept_bytes, read_kept_once_bytes, read_shared_once_bytes
 
 UNCOUNTABLE_BYTES = 1 << 62
 
 
 class MemoryMeter:
-    """Keeps the highest sample of a tree's resident memory, and says when it is above the limit."""
+    """Keeps the highest sample of a tree's resident memory, and says when it is above the limit.
 
-    def __init__(self, limit_bytes: int) -> None:
+    Or what of it the kernel cannot take back above `room_bytes`: mapped files only fill what is free.
+    """
+
+    def __init__(self, limit_bytes: int, room_bytes: int | None = None) -> None:
         self._limit_bytes = limit_bytes
+        self._room_bytes = room_bytes
         self._exact_after = 0.0
         self.peak_bytes = 0
 
     def is_exceeded_by(self, entries: list[Entry]) -> bool:
         total = sum(entry.rss_bytes for entry in entries)
+        return self._is_above_limit(entries, total) or self._is_above_room(entries, total)
+
+    def _is_above_room(self, entries: list[Entry], total: int) -> bool:
+        room_bytes = self._room_bytes
+        if room_bytes is None or total <= room_bytes or (kept := read_kept_bytes(entries)) <= room_bytes:
+            return False
+        if len(entries) > 1:
+            kept = read_kept_once_bytes(entries)
+        self.peak_bytes = max(self.peak_bytes, kept)
+        return kept > room_bytes
+
+    def _is_above_limit(self, entries: list[Entry], total: int) -> bool:
         if total <= self.peak_bytes:
             return False
         if len(entries) > 1:

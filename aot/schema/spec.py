@@ -7,6 +7,8 @@ from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace
 from aot.schema.recipe import Recipe
 
+DEFAULT_MEMORY_BYTES, DEFAULT_DISK_BYTES = 16 << 30, 20 << 30
+
 
 class Blob(Document, kw_only=True):
     """Bytes known by digest."""
@@ -24,7 +26,10 @@ class File(Document, kw_only=True):
 
 
 class FactorySource(Document, kw_only=True, tag="factory"):
-    """A packed source tree and the `module:function` in it that returns the module and its example inputs."""
+    """A packed source tree and the `module:function` in it that returns the module and its example inputs.
+
+    Packed is a plain ustar archive of regular files, as `tar --format=ustar -b 1` writes one.
+    """
 
     tree: Blob
     entry: str
@@ -109,12 +114,24 @@ Source = FactorySource | ProgramSource | KernelSource | BytecodeSource | Command
 
 
 class Limits(Document, kw_only=True):
-    """What one child process may use. No factor of the key: limits do not change what comes out."""
+    """What one child process may use. No factor of the key: limits do not change what comes out.
+
+    None: nobody has set one. Whoever submits may then ask for more than the default, for weights of many gigabytes; a
+    limit that somebody has set stays, be it that of the default too.
+    """
 
     wall_seconds: float = 3600.0
-    memory_bytes: int = 16 << 30
+    memory_bytes: int | None = None
     processes: int = 256
-    disk_bytes: int = 20 << 30
+    disk_bytes: int | None = None
+
+    @property
+    def most_memory_bytes(self) -> int:
+        return DEFAULT_MEMORY_BYTES if self.memory_bytes is None else self.memory_bytes
+
+    @property
+    def most_disk_bytes(self) -> int:
+        return DEFAULT_DISK_BYTES if self.disk_bytes is None else self.disk_bytes
 
 
 class CommitTeller(StrEnum):

@@ -1,6 +1,7 @@
 """An exported program through the whole service: a `.pt2` file submitted, built, proven, pulled and run in a pod.
 
-One service and one build for the whole module. In the pod the live module is the user's class with other weights.
+One service and one build for the whole module. In the pod the live module is the user's class with other weights, of
+which one lies beside its own transpose.
 """
 
 import json
@@ -41,9 +42,12 @@ class Net(nn.Module):
         self.gain = torch.linspace(0.5, 2.0, width)
         self.blocks = nn.ModuleList(Mix(width) for _ in range(2))
         self.head = nn.Linear(width, 4)
+        self.turn = nn.Linear(width, width, bias=False)
+        self.register_buffer("same", self.turn.weight.detach())
+        self.register_buffer("turned", self.turn.weight.detach().t())
 
     def forward(self, x):
-        x = x * self.gain
+        x = x * self.gain + self.turn(x) @ self.turned @ self.same
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -194,7 +198,7 @@ def test_the_users_module_with_other_weights_runs_compiled(pod: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ("Other", "module the module itself was model.Net, is model.Other"),
+        ("Other", "the module itself was model.Net, is model.Other"),
         ("another_constant", "the tensor gain, which the program holds as a constant, has other values"),
         ("one_layer_more", "module blocks.2 was not there: model.Mix"),
         ("another_epsilon", "its first call gave other results: output 0"),

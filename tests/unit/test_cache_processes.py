@@ -56,12 +56,12 @@ def test_sixteen_processes_fetch_a_blob_once(tmp_path: Path) -> None:
     assert fetches.read_bytes() == b"x"
 
 
-def ensure_and_hang(root: Path) -> None:
+def ensure_and_hang(root: Path, fill_wait_seconds: float = 60.0) -> None:
     def fetch(writer: Incoming) -> None:
         writer.write(CONTENT[:1000])
         time.sleep(600)
 
-    LocalCache(root).ensure(BLOB, fetch)
+    LocalCache(root, fill_wait_seconds=fill_wait_seconds).ensure(BLOB, fetch)
 
 
 def test_a_process_killed_while_filling_leaves_the_others_free(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_lock_of_a_process_that_died_is_removed(tmp_path: Path) -> None:
     assert list((tmp_path / "locks").iterdir()) == []
 
 
-def test_a_waiter_fetches_for_itself_when_the_other_takes_too_long(tmp_path: Path) -> None:
+def test_a_waiter_fetches_for_itself_when_no_byte_arrives(tmp_path: Path) -> None:
     hanging = start(ensure_and_hang, tmp_path)
     try:
         wait_for(lambda: any((tmp_path / "incoming").glob("*")))
@@ -102,6 +102,84 @@ def test_a_waiter_fetches_for_itself_when_the_other_takes_too_long(tmp_path: Pat
     finally:
         hanging.kill()
         hanging.join(10)
+
+
+PIECE_BYTES, PIECE_SECONDS = 65536, 0.15
+SLOW_SECONDS = PIECE_SECONDS * len(CONTENT) / PIECE_BYTES
+# Less than a fetch takes, and for a machine with other work to do far more than from one piece of it to the next.
+STALL_SECONDS = 0.8 * SLOW_SECONDS
+
+
+def ensure_slowly(root: Path, fetches: Path, fill_wait_seconds: float) -> None:
+    def fetch(writer: Incoming) -> None:
+        note(fetches)
+        for start_at in range(0, len(CONTENT), PIECE_BYTES):
+            writer.write(CONTENT[start_at : start_at + PIECE_BYTES])
+            time.sleep(PIECE_SECONDS)
+
+    assert LocalCache(root, fill_wait_seconds=fill_wait_seconds).ensure(BLOB, fetch).read_bytes() == CONTENT
+
+
+def test_whoever_waits_goes_on_waiting_for_as_long_as_bytes_arrive(tmp_path: Path) -> None:
+    root, fetches = tmp_path / "cache", tmp_path / "fetches"
+    processes = [start(ensure_slowly, root, fetches, STALL_SECONDS) for _ in range(8)]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 8
+    assert fetches.read_bytes() == b"x"
+    assert list((root / "locks").iterdir()) == []
+
+
+def ensure_when(root: Path, begun: Path, allowed: Path) -> None:
+    def fetch(writer: Incoming) -> None:
+        begun.touch()
+        while not allowed.exists():
+            time.sleep(0.01)
+        writer.write(CONTENT)
+
+    assert LocalCache(root).ensure(BLOB, fetch).read_bytes() == CONTENT
+
+
+def test_of_sixteen_processes_one_takes_over_from_one_that_stalls_and_the_others_wait_for_it(tmp_path: Path) -> None:
+    root, fetches, begun, allowed = (tmp_path / name for name in ("cache", "fetches", "begun", "allowed"))
+    stalled = start(ensure_when, root, begun, allowed)
+    try:
+        wait_for(begun.exists)
+        assert stalled.pid is not None
+        os.kill(stalled.pid, signal.SIGSTOP)
+        others = [start(ensure_slowly, root, fetches, STALL_SECONDS) for _ in range(15)]
+        wait_for(fetches.exists)
+        # It comes to its end while the one that took over still fetches, and takes the lock from nobody.
+        allowed.touch()
+        os.kill(stalled.pid, signal.SIGCONT)
+        stalled.join(30)
+        for process in others:
+            process.join(60)
+    finally:
+        stalled.kill()
+        stalled.join(10)
+    assert [process.exitcode for process in (stalled, *others)] == [0] * 16
+    assert fetches.read_bytes() == b"x"
+    assert list((root / "locks").iterdir()) == list((root / "incoming").iterdir()) == []
+
+
+def test_the_next_takes_over_from_one_that_took_over_and_died(tmp_path: Path) -> None:
+    root, fetches = tmp_path / "cache", tmp_path / "fetches"
+    hanging = [start(ensure_and_hang, root)]
+    try:
+        wait_for(lambda: len(list((root / "incoming").glob("*"))) == 1)
+        hanging.append(start(ensure_and_hang, root, 0.3))
+        wait_for(lambda: len(list((root / "incoming").glob("*"))) == 2)
+        others = [start(ensure_slowly, root, fetches, STALL_SECONDS) for _ in range(6)]
+        hanging[1].kill()
+        for process in others:
+            process.join(60)
+    finally:
+        for process in hanging:
+            process.kill()
+            process.join(10)
+    assert [process.exitcode for process in others] == [0] * 6
+    assert fetches.read_bytes() == b"x"
 
 
 def hold_and_hang(root: Path, ready: Path) -> None:

@@ -87,6 +87,26 @@ def test_a_wrong_return_says_what_was_found(write, body: str, message: str) -> N
     assert message in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [
+        ("torch.rand(4).expand(3, 4)", "gain"),
+        ("torch.arange(4).expand(3, 4)", "gain"),
+        ("torch.rand(4).expand(1, 4)", ""),
+        ("torch.rand(0).expand(3, 0)", ""),
+        ("torch.eye(4).to_sparse()", ""),
+    ],
+)
+def test_weights_whose_elements_share_a_place_are_refused_by_name(write, rest: str, found: str) -> None:
+    body = f"net = Net(4, 2); net.register_buffer('gain', {rest}); return net, (torch.ones(3, 4),)"
+    if not found:
+        assert dict(open_body(write, body).module.named_buffers()).keys() == {"gain"}
+        return
+    with pytest.raises(SourceNotLoadable, match=f"found expanded {found}") as caught:
+        open_body(write, body)
+    assert "clone()" in caught.value.hint
+
+
 def test_a_factory_that_raises_is_told_with_its_own_last_line(write) -> None:
     with pytest.raises(SourceNotLoadable, match="raised ValueError: no such size") as caught:
         open_body(write, "return build()", head="def build():\n    raise ValueError('no such size')\n")
@@ -94,6 +114,16 @@ def test_a_factory_that_raises_is_told_with_its_own_last_line(write) -> None:
     assert (frame["line"], frame["function"], frame["text"]) == (2, "build", "raise ValueError('no such size')")
     assert frame["file"].startswith("source_")
     assert "/" not in frame["file"]
+
+
+def test_a_factory_that_reads_weights_beside_its_code_is_told_that_they_are_no_part_of_a_source(write) -> None:
+    body = "from pathlib import Path\n    return torch.load(Path(__file__).with_name('net.pt'), weights_only=True)"
+    with pytest.raises(SourceNotLoadable, match=r"raised FileNotFoundError.*net\.pt") as caught:
+        open_body(write, body)
+    assert "a source holds no weights" in (caught.value.hint or "")
+    with pytest.raises(SourceNotLoadable) as elsewhere:
+        open_body(write, "return open('/nowhere/at/all')")
+    assert "call the factory by itself" in (elsewhere.value.hint or "")
 
 
 def test_an_error_deep_in_a_library_is_told_with_the_sources_line(write) -> None:

@@ -39,6 +39,7 @@ def an_exit(kind: ExitKind = ExitKind.EXITED, **deviations: Any) -> ChildExit:
         "stderr_tail": "the end of stderr",
         "processes": None,
         "sandbox": SandboxKind.PROCESS,
+        "memory_limit_bytes": LIMITS.memory_bytes,
     }
     return ChildExit(kind=kind, **(fields | deviations))
 

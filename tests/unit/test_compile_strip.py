@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aot.compile.constants import describe_parameters, tied_names
 from aot.compile.shapes import plan_points
 from aot.compile.strip import open_program, strip_program
 from aot.errors import InvalidSource, SourceNotLoadable
@@ -144,3 +145,77 @@ def test_a_file_that_is_no_program_is_refused_without_a_word_of_torchs_own(
     with pytest.raises(InvalidSource, match=r"other\.pt2 is no exported program"):
         strip_program(tmp_path / "other.pt2", tmp_path / "stripped.pt2")
     assert capfd.readouterr().err == ""
+
+
+class Turned(torch.nn.Module):
+    """Square weights that lie in one memory: under two names, and as their transpose under three more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(16.0).reshape(4, 4))
+        self.same = self.weight
+        self.register_buffer("kept", self.weight.detach())
+        self.turned = torch.nn.Parameter(self.weight.detach().t())
+        self.register_buffer("turned_too", self.weight.detach().t())
+        self.register_buffer("transient", self.weight.detach().t(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + x @ self.same + x @ self.kept + x @ self.turned @ self.turned_too @ self.transient
+
+
+@pytest.mark.parametrize("outlined", [True, False])
+def test_a_weight_beside_its_own_transpose_is_not_tied_to_it(
+    outlined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not outlined:
+        monkeypatch.setattr("aot.compile.strip.write_outline", lambda *_: False)
+    module = Turned().eval()
+    torch.export.save(torch.export.export(module, (torch.ones(2, 4),)), tmp_path / "full.pt2")
+    assert strip_program(tmp_path / "full.pt2", tmp_path / "stripped.pt2") == 2 * 64  # export copies the transient one
+    program = open_program(tmp_path / "stripped.pt2", seed=0)
+
+    def forms(of: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+        return {meta.name: meta.stride for meta in describe_parameters(of)}
+
+    assert forms(program.module) == forms(module)
+    weights = ("kept", "same", "weight")
+    tied = {name: tuple(sorted((name, *others))) for name, others in tied_names(program.module).items()}
+    assert tied == dict.fromkeys(weights, weights) | dict.fromkeys(("turned", "turned_too"), ("turned", "turned_too"))
+    given = torch.ones(2, 4)
+    assert torch.isfinite(program.module(given)).all()
+
+
+class Views(torch.nn.Module):
+    """Weights that lie in one memory and are not tied: pieces of it that overlap, and the same bits as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.arange(8.0)
+        for name, piece in (("low", whole[:6]), ("high", whole[2:]), ("bits", whole[:6].view(torch.int32))):
+            self.register_buffer(name, piece)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.low + self.high + self.bits
+
+
+def test_pieces_of_one_memory_and_its_bits_as_another_type_are_not_tied(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Views(), (torch.ones(6),)), tmp_path / "full.pt2")
+    strip_program(tmp_path / "full.pt2", tmp_path / "stripped.pt2")
+    module = open_program(tmp_path / "stripped.pt2", seed=0).module
+    assert tied_names(module) == {}
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in module.named_buffers()} == {
+        "low": (torch.float32, (6,)),
+        "high": (torch.float32, (6,)),
+        "bits": (torch.int32, (6,)),
+    }
+    assert not torch.equal(module.low, module.high) and not module.bits.any()
+
+
+def test_an_expanded_weight_is_told_by_name(tmp_path: Path) -> None:
+    module = torch.nn.Linear(4, 4)
+    module.register_buffer("gain", torch.rand(4).expand(3, 4))
+    module.forward = lambda x: torch.nn.functional.linear(x, module.weight, module.bias) * module.gain
+    torch.export.save(torch.export.export(module, (torch.ones(3, 4),)), tmp_path / "full.pt2")
+    strip_program(tmp_path / "full.pt2", tmp_path / "stripped.pt2")
+    with pytest.raises(SourceNotLoadable, match="found expanded gain"):
+        open_program(tmp_path / "stripped.pt2", seed=0)

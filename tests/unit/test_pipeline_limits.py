@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from aot.cli.builds import Submission, _limits_of
+from aot.cli.recipe import parse_limits
 from aot.errors import LocalStorageFull
-from aot.pipeline.limits import DEFAULT, fitting
+from aot.pipeline.limits import fitting
 from aot.pipeline.source import PackedSource, fetch_source, pack_factory
+from aot.schema.codec import decode, encode
+from aot.schema.project import decode_project
 from aot.schema.recipe import Recipe
-from aot.schema.spec import Limits
+from aot.schema.spec import DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, Limits, Spec
 from tests.builders import a_source, a_spec
 from tests.simulator import RegistrySimulator
 
@@ -24,19 +27,50 @@ def packed(weight_bytes: int) -> PackedSource:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_usual_weights_leave_the_defaults_alone(freeze: bool) -> None:
-    assert fitting(DEFAULT, packed(2 * GIB), freeze=freeze) == Limits()
+    assert fitting(Limits(), packed(2 * GIB), freeze=freeze) == Limits()
 
 
 def test_a_program_of_20_gib_gets_memory_and_a_frozen_one_disk_too() -> None:
-    usual, frozen = (fitting(DEFAULT, packed(20 * GIB), freeze=freeze) for freeze in (False, True))
-    assert usual.memory_bytes == frozen.memory_bytes > 2 * 20 * GIB
-    assert usual.disk_bytes == DEFAULT.disk_bytes and frozen.disk_bytes > 3 * 20 * GIB
+    usual, frozen = (fitting(Limits(), packed(20 * GIB), freeze=freeze) for freeze in (False, True))
+    assert usual.most_memory_bytes == frozen.most_memory_bytes > 2 * 20 * GIB
+    assert usual.most_disk_bytes == DEFAULT_DISK_BYTES and frozen.most_disk_bytes > 3 * 20 * GIB
 
 
 def test_what_somebody_has_set_stays() -> None:
     limits = Limits(memory_bytes=4 * GIB, disk_bytes=5 * GIB, wall_seconds=60.0)
     assert fitting(limits, packed(20 * GIB), freeze=True) == limits
     assert fitting(Limits(wall_seconds=60.0), packed(20 * GIB), freeze=False).wall_seconds == 60.0
+
+
+SET = Limits(memory_bytes=DEFAULT_MEMORY_BYTES, disk_bytes=DEFAULT_DISK_BYTES)
+PROJECT = f"""
+[[models]]
+name = "large"
+program = "a.pt2"
+profiles = ["here"]
+limits = {{memory_bytes = {DEFAULT_MEMORY_BYTES}, disk_bytes = {DEFAULT_DISK_BYTES}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [SET, parse_limits(["memory_bytes=16G", "disk_bytes=20G"]), decode_project(PROJECT).models[0].limits],
+    ids=["given", "command line", "aot.toml"],
+)
+def test_somebody_may_set_what_the_default_is(limits: Limits) -> None:
+    assert limits == SET
+    assert fitting(limits, packed(20 * GIB), freeze=True) == SET
+    # Through the registry and back, where it is as much somebody's.
+    spec = decode(encode(a_spec(limits=limits)), Spec)
+    assert fitting(spec.limits, packed(20 * GIB), freeze=True) == SET
+
+
+def test_a_document_of_limits_that_nobody_has_set_says_nothing_as_before() -> None:
+    assert encode(Limits()) == b"{}"
+    assert decode(b"{}", Limits) == Limits(wall_seconds=3600.0, processes=256)
+    assert (Limits().most_memory_bytes, Limits().most_disk_bytes) == (16 * GIB, 20 * GIB)
+    assert decode(b'{"memory_bytes":17179869184}', Limits).memory_bytes == 16 * GIB
+    assert b'"limits":{},' in encode(a_spec(limits=Limits()))
 
 
 def test_whoever_submits_is_told_of_limits_that_nobody_has_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +92,7 @@ def test_whoever_submits_is_told_of_limits_that_nobody_has_set(capsys: pytest.Ca
     assert told(Limits(), 20 * GIB) == (
         "for 21.5 GB of weights a child may use 62.3 GB of memory and 21.5 GB of disk; --limit sets others\n"
     )
-    assert told(Limits(), 2 * GIB) == told(Limits(memory_bytes=4 * GIB), 20 * GIB) == ""
+    assert told(Limits(), 2 * GIB) == told(Limits(memory_bytes=16 * GIB), 20 * GIB) == ""
 
 
 def test_given_weights_count(tmp_path: Path) -> None:

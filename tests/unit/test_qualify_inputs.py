@@ -193,6 +193,14 @@ def test_perturbation_depends_on_the_seed_alone() -> None:
     assert not torch.equal(one.linear.weight, other.linear.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantities_whose_squares_are_too_small_for_their_type_are_not_taken_for_zeros(dtype: torch.dtype) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("variance", torch.full((64,), 1e-25, dtype=dtype))
+    perturb(module, seed=1)
+    assert bool((module.variance >= 0).all()) and 0 < float(module.variance.max()) < 1e-24
+
+
 def test_kept_tensors_come_back_even_after_an_error() -> None:
     tensor = torch.zeros(3)
     place = tensor.data_ptr()

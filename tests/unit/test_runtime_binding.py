@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from aot.compile.constants import describe_parameters
 from aot.errors import LoadFailed
 from aot.runtime.bind import Binder
 from aot.runtime.binding import BindingPlan, plan_binding
@@ -181,6 +182,26 @@ def test_a_tie_of_equal_memory_is_a_tie() -> None:
     net = Net()
     net.head.weight = nn.Parameter(net.embed.weight.detach())
     assert isinstance(plan(net), BindingPlan)
+
+
+class Twice(nn.Linear):
+    """A weight that is a buffer as well, and as its transpose another one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+        self.register_buffer("same", self.weight.detach())
+        self.register_buffer("turned", self.weight.detach().t())
+
+
+def test_a_parameter_may_be_tied_to_a_buffer_and_lie_beside_its_own_transpose() -> None:
+    twice = Twice()
+    metas = describe_parameters(twice)
+    assert {meta.name: meta.aliases for meta in metas} == {"weight": ("same",), "same": ("weight",), "turned": ()}
+    assert isinstance(plan(twice, metas=metas), BindingPlan)
+    twice.same = twice.same.clone()
+    assert plan(twice, metas=metas[:1]) == ("same: no longer tied to weight, which the artifact uses in its place",)
+    del twice.same
+    assert plan(twice, metas=metas)[-1] == "same: no such buffer, it was tied to weight"
 
 
 def test_strides_of_dimensions_with_one_element_do_not_matter() -> None:
