@@ -7,6 +7,7 @@ All files lie in one directory; it fails when one of its processes is still aliv
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -22,6 +23,12 @@ DATA = ROOT / "demo-data"
 FROZEN = "ours, frozen"
 ROUTES = ("eager", "JIT, cold", "JIT, warm cache", "Mega-Cache", "ours", FROZEN)
 HEADER = ("route", "first output", "p50", "max error", "eager's", "processes", "tuned")
+LEGEND = """\
+first output: from the start of a fresh process, one a row: tenths of a second are noise; p50: the median call after it
+max error: against the same module in float64; eager's: that of eager; processes: programs that the process started
+tuned: kernels that were chosen among several by timing them"""
+# The table and the steps to it are what a person came for, not how a library reads its checkpoint.
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -63,6 +70,7 @@ def show(model: Model, data: Path, routes: Sequence[str]) -> int:
             service.aot("pull", reference, quiet=True)
         print(service.aot("ls"))
         print_table(measure(service, model, bundles, routes))
+        say(LEGEND)
         return show_second_weights(service, model, bundles["ours"])
 
 
@@ -70,6 +78,7 @@ def write_weights(model: Model, data: Path) -> Path:
     """A checkpoint whose names are the module's own, which is what a frozen build folds in."""
     from safetensors.torch import save_file
 
+    os.environ.update(QUIET)
     path = data / f"{model.name}.safetensors"
     module = model.import_module().build_module()
     save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
@@ -152,7 +161,7 @@ def show_second_weights(service: Service, model: Model, reference: str) -> int:
 def print_table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(len(line[column]) for line in (HEADER, *rows)) for column in range(len(HEADER))]
     for line in (HEADER, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), flush=True)
 
 
 def say(text: str) -> None:

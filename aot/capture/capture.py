@@ -5,6 +5,7 @@ tried), and measures what a start on them saves.
 """
 
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -77,14 +78,16 @@ def capture(
     again: bool = True,
     base: Collected = NOTHING,
     recorded: Mapping[str, str] | None = None,
-    run: Runner = lambda command, environ: run_command(command, environ=environ, stdout=2),
+    run: Runner | None = None,
 ) -> Captured:
     """Run `command`, twice with `again`, and return the entries to keep: those of `base`, which it runs on, all.
 
     `effective` is the host as the command uses it, `recorded` the facts of what `base` is of (`aot.capture.pins.pins`).
     What the command says goes to stderr. Raises InvalidInput where it fails or leaves nothing; QualificationFailed
-    where it compiles nothing that is not in `base`.
+    where it compiles nothing that is not in `base`. Without `run` the command has this process's terminal, and
+    KeyboardInterrupt is raised where that interrupts it.
     """
+    run = run or _run_here
     first = scratch / RUNS[0]
     compiler = _write_compiler(scratch / BIN, first, environ)
     restore(base.entries, base.paths, into=first)
@@ -173,6 +176,13 @@ def _again(
     )
     notes = (*listed.left_out, *collected.left_out)
     return Captured(collected, (cold.seconds, warm.seconds), counted, len(before - kept), notes)
+
+
+def _run_here(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
+    ended = run_command(command, environ=environ, stdout=2)
+    if ended.code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt  # a terminal's interrupt is meant for both, and the command has taken it
+    return ended
 
 
 def _run(

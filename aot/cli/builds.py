@@ -98,7 +98,7 @@ def _limits_of(submission: Submission, packed: PackedSource) -> Limits:
     """Those of the submission, or with room for its weights; then a person is told: it is the worker's memory."""
     limits = fitting(submission.limits, packed, freeze=submission.recipe.freeze)
     if limits != submission.limits:
-        memory, disk, weights = map(size, (limits.memory_bytes, limits.disk_bytes, packed.weight_bytes))
+        memory, disk, weights = map(size, (limits.most_memory_bytes, limits.most_disk_bytes, packed.weight_bytes))
         say(f"for {weights} of weights a child may use {memory} of memory and {disk} of disk; --limit sets others")
     return limits
 
@@ -110,11 +110,16 @@ def submit(client: RegistryClient, submission: Submission, *, priority: int) -> 
 
 
 def check_source(source: Path, entry: str | None) -> None:
-    """Raises InvalidInput for a source that is not there, or a tree without an entry."""
+    """Raises InvalidInput for a source that is not there, a tree without an entry, or one file of a tree."""
     if not source.exists():
         raise InvalidInput(f"{source} does not exist", hint="--source takes a directory, or a .pt2 file")
     if source.is_dir() and entry is None:
         raise InvalidInput("a source tree needs an entry", hint="--entry module:function")
+    if source.suffix == ".py":
+        raise InvalidInput(
+            f"wanted a directory or an exported program, found the Python file {source}",
+            hint=f"--source {source.parent} --entry {source.stem}:FUNCTION",
+        )
 
 
 def pack(
@@ -209,6 +214,10 @@ def parse_state(text: str | None) -> BuildState | None:
     return BuildState(text)
 
 
+def _shortened(why: str) -> str:
+    return why if len(why) <= WHY_CHARACTERS else f"{why[: WHY_CHARACTERS - 3]}..."
+
+
 def list_lines(builds: Sequence[BuildView]) -> list[str]:
     rows = [
         (
@@ -218,7 +227,7 @@ def list_lines(builds: Sequence[BuildView]) -> list[str]:
             weights_word(frozen=view.frozen),
             view.state,
             "" if view.state.finished else view.phase or "",
-            f"{view.error.code}: {view.error.message}"[:WHY_CHARACTERS] if view.error else view.waiting,
+            _shortened(f"{view.error.code}: {view.error.message}") if view.error else view.waiting,
         )
         for view in builds
     ]

@@ -28,6 +28,7 @@ from aot.pipeline.profiles import observe_profiles
 from aot.pipeline.publish import push_bundle
 from aot.schema.names import Reference
 from aot.schema.profile import Profile
+from aot.schema.state import BundleState
 from aot.schema.wire.bundles import PublishReply
 
 
@@ -76,6 +77,8 @@ def capture_command(asked: Asked, *, directory: Path | None, push: bool) -> Made
     profile = _registered(client, asked.profile) if client else _own_profile(effective_cpu=str(effective.node.cpu))
     runs = "once, on empty caches" if asked.once else "twice: on empty caches, then on what that left in them"
     say(f"aot: {asked.command[0]} runs {runs}")
+    if asked.source is not None and (elsewhere := starts_elsewhere(asked.source)):
+        say(elsewhere)
     with temporary_tree("aot-capture-") as scratch:
         making = Making(reference, tuple(asked.command), profile, effective, environ, user_name(), scratch)
         staged, captured, packed = stage(
@@ -88,6 +91,14 @@ def capture_command(asked: Asked, *, directory: Path | None, push: bool) -> Made
     return Made(staged, captured.second, captured.left_out, directory, reply)
 
 
+def starts_elsewhere(source: Path) -> str:
+    """What to tell a person whose command starts outside of its tree: a worker starts it at the tree's root."""
+    here, tree = Path.cwd(), source.resolve()
+    if here == tree:
+        return ""
+    return f"aot: it starts in {here}, and on a worker in the tree {tree}: relative paths in it must hold in both"
+
+
 def made_lines(made: Made) -> list[str]:
     facts = made.to_json()
     lines = [
@@ -98,8 +109,14 @@ def made_lines(made: Made) -> list[str]:
         lines.append(f"  second run: {made.second.line()}")
     lines += [f"  {warning}" for warning in made.staged.manifest.compile_report.warnings]
     lines += [f"  written to {made.directory}"] if made.directory else []
-    lines += [f"  {made.reply.state}: build {made.reply.build} captures it again"] if made.reply else []
-    return lines
+    return lines + (pushed_lines(made.reply) if made.reply else [])
+
+
+def pushed_lines(reply: PublishReply) -> list[str]:
+    if reply.state is not BundleState.PENDING:
+        return [f"  {reply.state}: build {reply.build} captures it again"]
+    follow = f"`aot wait {reply.build}` follows it, and `aot run` restores it once it is published"
+    return [f"  pending: build {reply.build} captures it again; {follow}"]
 
 
 def split_arguments(reference: str | None, command: Sequence[str], *, lock: Path | None) -> tuple[str, list[str]]:
@@ -115,8 +132,10 @@ def split_arguments(reference: str | None, command: Sequence[str], *, lock: Path
     elif len(names) == 1:
         named, behind = next(iter(names)), words
     else:
+        pins = ", ".join(sorted(names)) or "nothing"
+        found = "none" if lock is None else f"a lock that pins {pins}"
         raise InvalidInput(
-            f"the lock pins {', '.join(sorted(names)) or 'nothing'}: which of it is for the command is not said",
+            f"wanted a reference name:tag before the command, or a lock that pins one name; found {found}",
             hint="aot run name:tag [--lock FILE] -- COMMAND",
         )
     if not behind:

@@ -17,7 +17,7 @@ def add_capture(app: typer.Typer) -> None:
         command: Command = [],  # noqa: B006
         source: Annotated[
             Path | None,
-            typer.Option("--source", help="Tree that the command runs in; with --push: a worker runs it there again."),
+            typer.Option("--source", help="Tree of the command; with --push: a worker starts it at its root."),
         ] = None,
         require: Annotated[
             list[str], typer.Option("--require", help="Exact pin that the command needs: name==1.2.3.")

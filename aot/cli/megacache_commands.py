@@ -21,7 +21,9 @@ def add_megacache(app: typer.Typer) -> None:
         command: Annotated[
             list[str], typer.Argument(help="Behind --: what a worker runs to prove that the entries are found.")
         ] = [],  # noqa: B006
-        source: Annotated[Path | None, typer.Option(help="Tree that the command runs in; needed with --push.")] = None,
+        source: Annotated[
+            Path | None, typer.Option(help="Tree of the command, needed with --push: a worker starts it there.")
+        ] = None,
         profile: Annotated[
             str | None, typer.Option("--profile", help="With --push: of a worker like this host.")
         ] = None,

@@ -8,6 +8,7 @@ import msgspec
 from aot.errors import InvalidInput
 from aot.schema.recipe import Dimension, Mode, Randomness, Recipe, Regions, Route
 from aot.schema.spec import Limits
+from aot.schema.text import parse_word
 
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
@@ -85,23 +86,19 @@ def make_recipe(
     freeze: bool,
     require_faster: bool,
 ) -> Recipe:
-    try:
-        # Left out, the recipe's own default: it is part of the build key.
-        routes = {"routes": tuple(map(Route, route.split(",")))} if route else {}
-        return Recipe(
-            mode=Mode(mode),
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            regions=Regions(regions),
-            freeze=freeze,
-            random=Randomness(random),
-            require_faster=require_faster,
-            dimensions=tuple(map(parse_dimension, dimensions)),
-            options=dict(map(parse_option, options)),
-            environment=dict(map(parse_variable, variables)),
-            **routes,
-        )
-    except ValueError as error:
-        known = (("modes", Mode), ("regions", Regions), ("random", Randomness), ("routes", Route))
-        hint = "; ".join(f"{what}: {', '.join(kinds)}" for what, kinds in known)
-        raise InvalidInput(str(error), hint=hint) from error
+    # Left out, the recipe's own default: it is part of the build key.
+    words = route.split(",") if route else ()
+    routes = {"routes": tuple(parse_word(word, Route, of="the route") for word in words)} if words else {}
+    return Recipe(
+        mode=parse_word(mode, Mode, of="the mode"),
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        regions=parse_word(regions, Regions, of="regions"),
+        freeze=freeze,
+        random=parse_word(random, Randomness, of="--random"),
+        require_faster=require_faster,
+        dimensions=tuple(map(parse_dimension, dimensions)),
+        options=dict(map(parse_option, options)),
+        environment=dict(map(parse_variable, variables)),
+        **routes,
+    )

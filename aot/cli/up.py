@@ -79,10 +79,12 @@ class _Stop(Exception):
 def serve(place: Place, environ: Mapping[str, str], *, worker: bool, as_json: bool = False) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end every process and return.
 
-    Raises DirectoryInUse when the directory is served already, InvalidConfig outside a checkout, Unavailable when the
-    port is taken, or a part does not start or ends by itself.
+    Raises DirectoryInUse when the directory is served already, InvalidInput where it is a file, InvalidConfig outside a
+    checkout, Unavailable when the port is taken, or a part does not start or ends by itself.
     """
     checkout = find_checkout()
+    if place.data_dir.exists() and not place.data_dir.is_dir():
+        raise InvalidInput(f"wanted a directory, found the file {place.data_dir}", hint="name a directory with --data")
     place.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     parts = Parts(place.logs, directory=checkout)
     alone = claimed(place.data_dir / "lock", hint="stop it, or choose another directory with --data")

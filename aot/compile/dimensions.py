@@ -142,6 +142,23 @@ def next_size(dimension: Dimension, at_least: int) -> int | None:
     return size if dimension.high is None or size <= dimension.high else None
 
 
+def nearest_point(given: Mapping[str, int], coverages: Iterable[Sequence[Dimension]]) -> dict[str, int]:
+    """Return the covered sizes nearest to `given`: `given` itself where a coverage has them, or where there is none.
+
+    Names that `given` does not have are left alone.
+    """
+    points = [
+        {**given, **{one.name: _nearest_size(one, given[one.name]) for one in coverage if one.name in given}}
+        for coverage in coverages
+    ]
+    return min(points, key=lambda point: sum(abs(point[name] - given[name]) for name in given), default=dict(given))
+
+
+def _nearest_size(dimension: Dimension, given: int) -> int:
+    size = next_size(dimension, given)
+    return dimension.ends[-1] if size is None else size
+
+
 def traceable_size(dimension: Dimension, given: int) -> int:
     """Return a size of the range to export at, `given` itself where it will do.
 

@@ -133,6 +133,7 @@ def locate(program: Program, index: int) -> tuple[Sizes, ...]:
     arguments = _bind(program, example)
     shapes = program.dynamic_shapes
     if shapes is not None:
+        _require_known(shapes, program)
         _align(_by_name(shapes, arguments), dict(arguments), "dynamic_shapes", found)
     leaves = tree_leaves((example.args, dict(example.kwargs)))
     return tuple(found.get(id(leaf), {}) for leaf in leaves)
@@ -222,6 +223,18 @@ def _bind(program: Program, example: Example) -> Mapping[str, Any]:
             f"the example does not fit {type(program.module).__name__}.forward: {error}",
             hint="args and kwargs are what the module is called with",
         ) from error
+
+
+def _require_known(shapes: Any, program: Program) -> None:
+    """Raises SourceNotLoadable for a name that no call can pass: its sizes would be closed without a word."""
+    taken = tuple(inspect.signature(program.module.forward).parameters)
+    unknown = [name for name in shapes if name not in taken] if isinstance(shapes, Mapping) else []
+    if unknown:
+        raise SourceNotLoadable(
+            f"dynamic_shapes names {unknown[0]!r}, and {type(program.module).__name__}.forward takes "
+            f"{', '.join(taken) or 'nothing'}",
+            hint=_HINT,
+        )
 
 
 def _by_name(shapes: Any, arguments: Mapping[str, Any]) -> Any:

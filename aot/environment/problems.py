@@ -40,6 +40,7 @@ def describe_problems(place: Place) -> tuple[Problem, ...]:
         _compilers,
         _cards,
         _mounts,
+        _access,
         _space,
         _sandbox,
         _threads,
@@ -132,6 +133,25 @@ def _mount_options(host: Host, directory: Path) -> frozenset[str]:
         if target.is_relative_to(point) and len(point.parts) >= len(best.parts):
             best, options = point, fields[3]
     return frozenset(options.split(","))
+
+
+def _access(place: Place) -> Iterator[Problem]:
+    """Without a cache that it may write, a pod fetches nothing and runs eagerly."""
+    if "ro" in _mount_options(place.host, place.cache):
+        return  # _mounts says so
+    # os.path: a parent that may not be searched is as good as one that is not there.
+    existing = next(one for one in (place.cache, *place.cache.absolute().parents) if os.path.exists(one))
+    if not existing.is_dir():
+        finding = f"{existing} is no directory"
+    elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        finding = f"this user may not read and write {existing}"
+    else:
+        return
+    yield Problem(
+        kind="unusable-cache",
+        text=f"the cache directory {place.cache} cannot be used: {finding}",
+        hint="set AOT_CACHE_DIR to a directory that this process may write",
+    )
 
 
 def _space(place: Place) -> Iterator[Problem]:

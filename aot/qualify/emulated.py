@@ -51,7 +51,7 @@ def prove_emulated(proving: Proving, stored: StoredBundle, *, seconds: float) ->
     artifacts = stored.manifest.artifacts
     inside = dataclasses.replace(proving, emulator=emulator, scratch=proving.scratch / "emulated")
     try:
-        eager = start_eagerly(inside)
+        eager = start_eagerly(inside, artifacts)
     except QualificationFailed as error:
         raise _not_for(emulator, error) from error
     try:

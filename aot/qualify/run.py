@@ -123,9 +123,10 @@ def _prove_here(proving: Proving, stored: StoredBundle, *, seconds: float) -> tu
 
 def _prove_start(proving: Proving, stored: StoredBundle) -> StartProof:
     """Start eagerly, with the bundle, and eagerly again: the first start finds cold file caches, which is no merit."""
-    start_eagerly(proving, name="eager-cold")
+    artifacts = stored.manifest.artifacts
+    start_eagerly(proving, artifacts, name="eager-cold")
     start = start_compiled(proving, stored)
-    return prove_pair(proving, start_eagerly(proving), start, stored.manifest.artifacts)
+    return prove_pair(proving, start_eagerly(proving, artifacts), start, artifacts)
 
 
 def _hold_back(profile: Profile, host: Capability | None) -> Mapping[str, str]:

@@ -8,21 +8,29 @@ from aot.qualify.children import Proving, Watched, read_claim
 from aot.qualify.job import CASES_DIRECTORY, Claim, Compared, Comparisons, Task
 from aot.qualify.start_proof import prove_start
 from aot.qualify.verdict import agreements_of, check_claim, refuse_differences, refuse_misses
-from aot.schema.artifact import Artifact
+from aot.schema.artifact import Artifact, Coverage
 from aot.schema.recipe import Randomness, Route
 from aot.schema.report import Agreement, StartProof
 
 
-def start_eagerly(proving: Proving, *, name: str = "") -> Watched:
-    """Run the program's start without the bundle. Raises QualificationFailed where that alone fails."""
-    eager = proving.run(Task.EAGER, name=name, readable=proving.shown(), **proving.source_fields())
+def start_eagerly(proving: Proving, artifacts: Sequence[Artifact], *, name: str = "") -> Watched:
+    """Run the start of the `artifacts`' program without them. Raises QualificationFailed where that alone fails."""
+    coverages = first_coverages(artifacts)
+    eager = proving.run(Task.EAGER, name=name, readable=proving.shown(), coverages=coverages, **proving.source_fields())
     read_claim(eager, Claim)
     return eager
 
 
 def start_compiled(proving: Proving, stored: StoredBundle) -> Watched:
     """Run the same start with the bundle loaded: a pod's way."""
-    return proving.run(Task.START, **_bundle_fields(proving, stored))
+    coverages = first_coverages(stored.manifest.artifacts)
+    return proving.run(Task.START, coverages=coverages, **_bundle_fields(proving, stored))
+
+
+def first_coverages(artifacts: Sequence[Artifact]) -> tuple[Coverage, ...]:
+    """Return each coverage of the first example, which is what both starts call with."""
+    found = {repr(one.coverage): one.coverage for one in artifacts if one.coverage.example == 0}
+    return tuple(found.values())
 
 
 def prove_pair(proving: Proving, eager: Watched, start: Watched, artifacts: Sequence[Artifact]) -> StartProof:

@@ -196,8 +196,9 @@ class CompiledModel:
         if result.__class__ is not Miss:
             self._counters.compiled()
             return result
-        self._note(result, unit)
-        if self.fallback is Fallback.RAISE and result.kind != "eager_won":
+        raises = self.fallback is Fallback.RAISE and result.kind != "eager_won"
+        self._note(result, unit, said=not raises)
+        if raises:
             raise self._error(result)
         self._counters.eager()
         return eager(*args, **kwargs)
@@ -212,12 +213,13 @@ class CompiledModel:
             details={"reason": miss.reason},
         )
 
-    def _note(self, miss: Miss, unit: Unit) -> None:
+    def _note(self, miss: Miss, unit: Unit, *, said: bool) -> None:
+        """Count the miss, and say it in the log: not where it is raised instead."""
         getattr(self._counters, miss.kind)()
         reason = miss.reason[:MOST_CHARACTERS]
         self.last_miss = f"{unit.name}: {reason}" if unit.name else reason
         # Distinct sizes give distinct reasons: a server that is sent every length must not fill its log.
-        if reason in self._seen or len(self._seen) >= MOST_WARNINGS:
+        if not said or reason in self._seen or len(self._seen) >= MOST_WARNINGS:
             return
         self._seen.add(reason)
         name = self.reference or type(self.module).__name__

@@ -79,7 +79,7 @@ def _explain(change: FactorChange) -> str:
         case "module" if change.after is None:
             return f"module {place} is gone: {_cut(before)}"
         case "module":
-            return f"module {place} was {_cut(before)}, is {_cut(after)}"
+            return f"{f'module {where}' if where else place} was {_cut(before)}, is {_cut(after)}"
         case "code":
             return _explain_code(where, change, before, after)
         case "attributes" | "object" | "tensors" | "constants":

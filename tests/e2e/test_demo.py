@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.demo import HEADER
 from tests.commands import ROOT, clean_environ, processes_naming
 from tests.integration.compiled import shared_headers
 
@@ -33,6 +34,7 @@ def test_it_prints_its_table_and_leaves_no_process_and_no_file_outside_its_direc
     table = [line.split("  ")[0] for line in ran.stdout.splitlines()]
     assert {"route", "eager", "ours"} <= set(table)
     assert ran.stdout.rstrip().endswith(": right")
+    assert all(f"{column}: " in ran.stderr for column in HEADER[1:])  # each is explained
     assert ran.stderr.endswith("nothing of it is running any more\n")
     assert processes_naming(str(data)) == []
     assert (list(home.iterdir()), list(temporary.iterdir())) == ([], [])

@@ -174,6 +174,15 @@ def test_what_an_earlier_proof_decided_does_not_spare_a_later_one(tmp_path: Path
         prove(bundle, tmp_path)
 
 
+def test_an_example_outside_the_coverage_starts_at_the_nearest_size(tmp_path: Path) -> None:
+    """A recipe may replace the factory's sizes: its example has batch 40, the coverage ends at 32."""
+    proof = prove(
+        write_handmade(tmp_path), tmp_path, factory=FACTORY.replace("torch.randn(3, 4)", "torch.randn(40, 4)")
+    )
+    assert proof.qualification.start is not None
+    assert {agreement.point["batch"] for agreement in proof.qualification.agreements} == {1, 2, 32}
+
+
 def test_a_coverage_wider_than_the_guards_is_refused(tmp_path: Path) -> None:
     wide = a_coverage(kind=CoverageKind.RANGE, dimensions=(Dimension(name="batch", low=1, high=64),))
     with pytest.raises(QualificationFailed, match="does not answer for its own coverage") as caught:

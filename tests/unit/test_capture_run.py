@@ -16,9 +16,12 @@ from aot.capture.listing import directories_of
 from aot.capture.prepare import Prepared
 from aot.capture.run import run_on
 from aot.capture.watch import OpenWatch
-from aot.cli.capture import split_arguments
+from aot.cli.capture import pushed_lines, split_arguments, starts_elsewhere
 from aot.errors import InvalidInput
+from aot.schema.digest import Digest
 from aot.schema.names import Reference
+from aot.schema.state import BundleState
+from aot.schema.wire.bundles import PublishReply
 from tests.caches import GRAPH, caches, host, write
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +153,12 @@ def test_a_capture_of_nothing_and_of_a_failure_is_refused(tmp_path: Path) -> Non
             )
 
 
+def test_a_command_that_the_terminal_interrupts_interrupts_its_capture(tmp_path: Path) -> None:
+    code = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT)"
+    with pytest.raises(KeyboardInterrupt):
+        capture([sys.executable, "-S", "-c", code], environ={"PATH": "/usr/bin"}, effective=host(), scratch=tmp_path)
+
+
 def test_warm_imports_no_torch_and_goes_on_without_a_registry(tmp_path: Path) -> None:
     code = (
         "import sys, aot; found = aot.warm('mini:v1')\n"
@@ -195,7 +204,7 @@ def test_a_reference_is_told_from_a_command(reference: str, command: list[str], 
 
 
 def test_a_command_without_a_name_and_a_name_without_a_command_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="which of it"):
+    with pytest.raises(InvalidInput, match=r"wanted a reference name:tag before the command.*found none"):
         split_arguments("python", ["x.py"], lock=None)
     with pytest.raises(InvalidInput, match="no command"):
         split_arguments("mini:v1", [], lock=None)
@@ -222,3 +231,19 @@ def test_a_directory_that_cannot_be_listed_costs_neither_the_start_nor_the_exit_
     prepared = Prepared(Reference.parse("default/mini:v1"), host(), write(tmp_path / "place", **{GRAPH: b"graph"}))
     ran = run_on(prepared, ["/bin/sh", "-c", "exit 9"], environ={})
     assert (ran.code, ran.account) == (9, None)
+
+
+def test_a_command_that_starts_outside_its_tree_is_told_where_a_worker_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert starts_elsewhere(Path()) == ""
+    assert str(tmp_path / "src") in starts_elsewhere(Path("src"))
+
+
+def test_a_pending_push_is_told_with_how_to_follow_it() -> None:
+    reply = PublishReply(bundle=Digest("sha256:" + 64 * "0"), state=BundleState.PENDING, build="01a2")
+    (line,) = pushed_lines(reply)
+    assert line.startswith("  pending: build 01a2 captures it again") and "`aot wait 01a2`" in line
+    assert "aot wait" not in pushed_lines(PublishReply(bundle=reply.bundle, state=BundleState.LIVE, build="01a2"))[0]

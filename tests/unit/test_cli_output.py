@@ -94,6 +94,16 @@ def test_a_finished_build_tells_what_it_took_and_no_phase() -> None:
     assert ["uploading" in list_lines([one])[1] for one in (running, published)] == [True, False]
 
 
+def test_a_long_reason_in_a_list_shows_that_it_goes_on() -> None:
+    failed = msgspec.structs.replace(a_view(), state=BuildState.FAILED)
+    why = [
+        list_lines([msgspec.structs.replace(failed, error=ErrorBody.of(BuildFailed(text)))])[1]
+        for text in ("no", 200 * "x")
+    ]
+    assert why[0].endswith("build-failed: no")
+    assert why[1].endswith("xxx...") and "x" * 120 not in why[1]
+
+
 def test_words_of_others_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("one\x1b[2Jtwo\ttabs")
     emit({}, ["a\rb"], as_json=False)

@@ -1,7 +1,9 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aot.cli.builds import check_source
 from aot.cli.exits import Exit, exit_code_of
 from aot.cli.output import size, table
 from aot.cli.recipe import make_recipe, parse_dimension, parse_limits, parse_option, parse_variable
@@ -101,7 +103,8 @@ def test_options_that_are_left_out_are_the_recipes_own_defaults() -> None:
 def test_a_word_that_is_not_known_is_refused_with_those_that_are(field: str, wrong: str) -> None:
     with pytest.raises(InvalidInput, match=wrong) as caught:
         a_recipe(**{field: wrong})
-    assert "max-autotune" in caught.value.hint and "unchecked" in caught.value.hint and "whole" in caught.value.hint
+    known = {"mode": Mode, "random": Randomness, "regions": Regions}[field]
+    assert all(word in caught.value.message for word in known)
 
 
 @pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A B=1"])
@@ -179,3 +182,10 @@ def test_sizes_and_tables_read_well() -> None:
     ]
     assert table(("a", "bb"), [("xxx", "y")]) == ["a    bb", "xxx  y"]
     assert table(("a",), []) == []
+
+
+def test_a_python_file_as_a_source_is_answered_with_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.py").touch()
+    with pytest.raises(InvalidInput, match="found the Python file") as caught:
+        check_source(tmp_path / "model.py", "model:build")
+    assert caught.value.hint == f"--source {tmp_path} --entry model:FUNCTION"

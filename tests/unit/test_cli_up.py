@@ -90,3 +90,9 @@ def test_the_address_is_that_of_the_registrys_variables_unless_it_is_given(
     monkeypatch.setenv("AOT_PORT", "7001")
     assert run(["up", "--data", str(tmp_path), *arguments]) == 0
     assert [(place.host, place.port) for place in served] == [address]
+
+
+def test_a_file_in_place_of_the_data_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(["up", "--data", str(tmp_path / "file")]) == 2
+    assert f"wanted a directory, found the file {tmp_path / 'file'}" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from aot.compile.dimensions import (
     bucket_points,
     is_single,
     merge_dimensions,
+    nearest_point,
     next_size,
     parse_dimensions,
     parse_size,
@@ -137,3 +138,19 @@ def test_the_examples_own_size_is_kept_where_it_will_do() -> None:
     assert traceable_size(Dimension(name="n", low=1, high=32), 7) == 7
     assert traceable_size(Dimension(name="n", low=1, high=32), 1) == 2
     assert traceable_size(Dimension(name="n", low=1, high=32), 40) == 2
+
+
+@pytest.mark.parametrize(
+    ("coverages", "found"),
+    [
+        ([], 64),
+        ([Dimension(name="length", low=2, high=512)], 64),
+        ([Dimension(name="length", low=128, high=128), Dimension(name="length", low=512, high=512)], 128),
+        ([Dimension(name="length", low=512, high=512), Dimension(name="length", low=64, high=64)], 64),
+        ([Dimension(name="length", low=1, high=31, multiple_of=8)], 24),
+        ([Dimension(name="length", low=80, high=None, multiple_of=16)], 80),
+        ([Dimension(name="other", low=1, high=2)], 64),
+    ],
+)
+def test_the_nearest_covered_size_is_the_given_one_where_it_is_covered(coverages: list[Dimension], found: int) -> None:
+    assert nearest_point({"length": 64}, [(one,) for one in coverages]) == {"length": found}

@@ -44,6 +44,11 @@ def test_dimensions_are_found_by_name_position_and_structure(shapes: Any, args: 
     assert locate(a_program(*args, shapes=shapes, **kwargs), 0) == found
 
 
+def test_a_name_that_forward_does_not_take_is_told_with_those_that_it_takes() -> None:
+    with pytest.raises(SourceNotLoadable, match=r"names 'idz', and Net\.forward takes ids, mask, extra"):
+        locate(a_program(IDS, shapes={"idz": {0: "b"}}), 0)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

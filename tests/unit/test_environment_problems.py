@@ -105,6 +105,19 @@ def test_mounts_that_forbid_code_or_writing(healthy, tmp_path, mounts, found):
     assert kinds(healthy(files={"/proc/self/mounts": text})) == found
 
 
+@pytest.mark.parametrize("inside", ["", "/below/it"])
+def test_a_cache_that_is_a_file_or_below_one_is_found(healthy, tmp_path, inside):
+    (tmp_path / "file").touch()
+    problems = describe_problems(healthy(cache=Path(f"{tmp_path}/file{inside}")))
+    (problem,) = [problem for problem in problems if problem.kind == "unusable-cache"]
+    assert f"{tmp_path}/file is no directory" in problem.text and "AOT_CACHE_DIR" in problem.hint
+
+
+def test_a_cache_that_this_user_may_not_write_is_found(healthy, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: not (mode & os.W_OK and Path(path) == tmp_path))
+    assert [one.kind for one in describe_problems(healthy()) if one.kind == "unusable-cache"] == ["unusable-cache"]
+
+
 @needs_compiler
 def test_more_threads_than_the_quota_allows(healthy):
     files = {

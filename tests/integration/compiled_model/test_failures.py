@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,12 @@ def test_a_run_that_fails_is_repeated_eagerly_and_counted(tmp_path: Path) -> Non
     with pytest.raises(RunFailed, match="failed: ") as caught:
         strict(x())
     assert "coverage" not in caught.value.message
+
+
+@pytest.mark.parametrize(("given", "found"), [(nn.Linear, "the class Linear"), (len, "a builtin_function_or_method")])
+def test_what_is_no_module_is_named(bundle: StoredBundle, given: Any, found: str) -> None:
+    with pytest.raises(BindingFailed, match=rf"wanted a torch\.nn\.Module, found {found}"):
+        load(bundle, given)
 
 
 def test_a_run_that_may_have_written_half_is_not_repeated(tmp_path: Path) -> None:

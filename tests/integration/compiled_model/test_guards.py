@@ -110,13 +110,14 @@ def test_a_call_outside_the_coverage_names_input_and_condition(bundle: StoredBun
     assert was_compiled(model, rows=32)
 
 
-def test_with_raise_a_miss_raises_and_a_hit_does_not(bundle: StoredBundle) -> None:
+def test_with_raise_a_miss_raises_and_a_hit_does_not(bundle: StoredBundle, caplog: pytest.LogCaptureFixture) -> None:
     model = load(bundle, scaled(), fallback="raise")
     assert was_compiled(model)
     with pytest.raises(GuardFailed, match="x: size 40 in dimension 0, wanted 1 to 32") as caught:
         model(x(40))
     assert caught.value.details["reason"] == model.last_miss
     assert (model.counters["calls"], model.counters["guard_misses"], float(model.module.calls)) == (1, 1, 1.0)
+    assert not any("eagerly" in record.getMessage() for record in caplog.records)  # nothing ran so
 
 
 def test_misses_of_every_size_do_not_fill_the_log(bundle: StoredBundle, caplog: pytest.LogCaptureFixture) -> None:
