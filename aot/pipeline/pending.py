@@ -22,6 +22,8 @@ MOST_UPLOADS = 3
 UPLOADS_AT_ONCE = 8
 # 20 GiB are hashed in minutes, and others may be first.
 PENDING_SECONDS, PENDING_PAUSE, STOP_PAUSE = 1800.0, 2.0, 0.2
+# A terabyte takes hours: so much is hashed though a store is slow and others wait. A claim's token works no longer.
+HASHED_BYTES_PER_SECOND, LONGEST_PENDING = 16 << 20, 86400.0
 
 
 def after_upload(upload: Callable[[], None], send: Callable[[], T], *, ours: Collection[Digest]) -> T:
@@ -44,19 +46,29 @@ def after_upload(upload: Callable[[], None], send: Callable[[], T], *, ours: Col
 def while_pending(send: Callable[[], T], *, should_stop: ShouldStop = lambda: None) -> T:
     """Return what `send` returns, again and again while it raises BlobPending, for PENDING_SECONDS.
 
-    Raises CompileStopped with the text of `should_stop`.
+    And as long as what the registry says that it has to hash takes besides. Raises CompileStopped with the text of
+    `should_stop`.
     """
-    deadline = time.monotonic() + PENDING_SECONDS
+    begun, allowed = time.monotonic(), PENDING_SECONDS
     while True:
         raise_if_stopped(should_stop)
         try:
             return send()
-        except BlobPending:
-            if time.monotonic() > deadline:
+        except BlobPending as error:
+            allowed = max(allowed, min(PENDING_SECONDS + _hashing_seconds(error), LONGEST_PENDING))
+            if time.monotonic() - begun > allowed:
                 raise
         again = time.monotonic() + PENDING_PAUSE
         while time.monotonic() < again and not should_stop():
             time.sleep(STOP_PAUSE)
+
+
+def _hashing_seconds(error: BlobPending) -> float:
+    """Of what is hashed still; a registry that does not tell, and nonsense, count as nothing."""
+    told = error.details.get("size_bytes")
+    if not isinstance(told, int) or told <= 0:
+        return 0.0
+    return min(told, LONGEST_PENDING * HASHED_BYTES_PER_SECOND) / HASHED_BYTES_PER_SECOND  # no float holds any int
 
 
 def upload(

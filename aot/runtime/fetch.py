@@ -93,21 +93,23 @@ def resolve(
     cache: "LocalCache",
     trusted: "TrustedKeys",
     lock: "Lock | None" = None,
+    to_fetch: bool = True,
 ) -> Resolved:
     """Return the verified bundles of `reference`: those that `lock` pins, else what the registry says now.
 
-    One that cannot be verified or read does not take the others along; it is raised where none is left.
+    `to_fetch`: links to the blobs may come along where this node holds nothing of it yet; without, none are asked for.
+    A bundle that cannot be verified or read does not take the others along; it is raised where none is left.
     Raises InvalidInput for a reference that the lock does not pin, NotFound, BundleWithdrawn, SignatureRejected,
     MalformedDocument, and Unavailable when neither registry nor cache can tell.
     """
     verification = _Verification(reference, trusted)
     pins = _pins(reference, lock)
     if pins is not None:
-        found = _resolve_pins(reference, pins, verification, client=client, cache=cache)
+        found = _resolve_pins(reference, pins, verification, client=client, cache=cache, to_fetch=to_fetch)
         return Resolved(reference, found, verification.refusals(), pinned=True)
     links: tuple[Link, ...] = ()
     try:
-        answered, links = _ask(reference, client, links=cache.recall_tag(reference) is None)
+        answered, links = _ask(reference, client, links=to_fetch and cache.recall_tag(reference) is None)
         stale = False
     except (Unavailable, NotARegistry) as error:
         answered, stale = _recall(reference, cache), True
@@ -223,7 +225,7 @@ def _pins(reference: Reference, lock: "Lock | None") -> dict[Digest, BuildKey | 
     known = ", ".join(sorted({entry.reference for entry in lock.entries})) or "nothing"
     raise InvalidInput(
         f"the lock does not pin {reference}; it pins {known}",
-        hint="add the model to aot.toml and run `aot ensure`, or load without a lock",
+        hint="name what it pins, or add the model to aot.toml (its tags are its names) and run `aot ensure`",
     )
 
 
@@ -234,6 +236,7 @@ def _resolve_pins(
     *,
     client: "Registry | None",
     cache: "LocalCache",
+    to_fetch: bool,
 ) -> tuple[Candidate, ...]:
     """Every pinned bundle: those of the cache with no request, the others with one."""
     found: dict[Digest, Candidate] = {}
@@ -244,7 +247,7 @@ def _resolve_pins(
     missing = [digest for digest in pins if digest not in found and not verification.is_final(digest)]
     if missing:
         try:
-            answered, links = _ask(reference, client, pins=missing, links=True)
+            answered, links = _ask(reference, client, pins=missing, links=to_fetch)
             for signed in answered:
                 if candidate := verification.candidate(signed, build_key=pins[signed.digest], links=links):
                     found[signed.digest] = candidate

@@ -68,8 +68,9 @@ def load_artifacts(
     on the inputs of its proof first, and leaves out one that gives something else.
     `view` gives a directory that shows an artifact's files under their own names; it is asked only where files must
     lie side by side. With fallback "eager" a misfit yields a CompiledModel that runs eagerly and says why; with
-    "raise" it raises BindingFailed or LoadFailed.
+    "raise" it raises BindingFailed or LoadFailed. What is no module raises BindingFailed in any case.
     """
+    _require_module(module)
     counters = Counters()
     likeness = Likeness(manifest.fingerprint, module)
     chosen = _narrowest_first(manifest, selection)
@@ -90,6 +91,17 @@ def load_artifacts(
     if fallback is Fallback.RAISE and model.reasons:
         raise _misfit(model.reasons)
     return model
+
+
+def _require_module(module: object) -> None:
+    from torch.nn import Module
+
+    if not isinstance(module, Module):
+        kind = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise BindingFailed(
+            f"wanted a torch.nn.Module, found {kind}",
+            hint="load it for an instance: the one whose calls it is to answer",
+        )
 
 
 def _narrowest_first(manifest: Manifest, selection: Selection) -> list[Artifact]:
@@ -187,6 +199,14 @@ def refuse(selection: Selection, reference: Reference) -> NoCompatibleArtifact:
         f"none of {count} artifact(s) of {reference} fits this host: {first}",
         hint=f"`aot explain {reference}` shows every artifact and why not",
         details={"reasons": list(selection.reasons)},
+    )
+
+
+def unexpected(reference: Reference, error: Exception) -> LoadFailed:
+    """The error for a fault that nobody has foreseen."""
+    return LoadFailed(
+        f"loading {reference} failed unexpectedly: {type(error).__name__}: {error}",
+        hint="report it with the traceback in the log; the model runs eagerly meanwhile",
     )
 
 

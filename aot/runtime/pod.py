@@ -24,7 +24,7 @@ from aot.runtime.fetch import Candidate, Resolved, blobs_of, ensure_blobs, ensur
 from aot.runtime.graphs import GraphOutputs
 from aot.runtime.late_client import LateClient
 from aot.runtime.later import Task, run_later
-from aot.runtime.load import load_artifacts, load_nothing, refuse
+from aot.runtime.load import load_artifacts, load_nothing, refuse, unexpected
 from aot.runtime.process import observe_here, with_settings
 from aot.schema.artifact import Artifact
 from aot.schema.decision import Selection
@@ -87,7 +87,7 @@ def load(
     except Exception as error:
         # Ours or the disk's: a fault of the loader must not keep a pod from serving.
         log.exception("aot could not load %s", parsed)
-        model = attempt.give_up(_unexpected(parsed, error), cause=error)
+        model = attempt.give_up(unexpected(parsed, error), cause=error)
     attempt.finish(model, receipts=config.receipts, seconds=time.perf_counter() - started)
     return model
 
@@ -137,7 +137,8 @@ def explain(
 
 def look_up(reference: str, *, lock: Path | str | None = None, config: Config | None = None) -> Resolved:
     """Return the verified bundles that `reference` stands for, from the node's cache where the registry is away."""
-    return _Pod.open(config or Config.from_environ(), _read_lock(lock)).resolve(Reference.parse(reference))
+    pod = _Pod.open(config or Config.from_environ(), _read_lock(lock))
+    return pod.resolve(Reference.parse(reference), to_fetch=False)
 
 
 def judge(resolved: Resolved, environment: Environment) -> Selection:
@@ -249,8 +250,10 @@ class _Pod(Struct, frozen=True):
         cache = LocalCache(config.cache_dir, limit_bytes=config.cache_bytes)
         return cls(client, cache, TrustedKeys.parse(",".join(keys)), lock, config.canary)
 
-    def resolve(self, reference: Reference) -> Resolved:
-        return resolve(reference, client=self.client, cache=self.cache, trusted=self.trusted, lock=self.lock)
+    def resolve(self, reference: Reference, *, to_fetch: bool = True) -> Resolved:
+        return resolve(
+            reference, client=self.client, cache=self.cache, trusted=self.trusted, lock=self.lock, to_fetch=to_fetch
+        )
 
     def pull(self, reference: Reference, environment: Environment) -> Pulled:
         from aot.runtime.warm_cache import ensure_pulled, remember_unless_known
@@ -341,10 +344,3 @@ def _read_lock(lock: Path | str | None) -> "Lock | None":
         raise InvalidInput(
             f"the lock file {lock} cannot be read: {error}", hint="write it with `aot ensure`"
         ) from error
-
-
-def _unexpected(reference: Reference, error: Exception) -> LoadFailed:
-    return LoadFailed(
-        f"loading {reference} failed unexpectedly: {type(error).__name__}: {error}",
-        hint="report it with the traceback in the log; the model runs eagerly meanwhile",
-    )

@@ -26,9 +26,10 @@ log = structlog.get_logger()
 @endpoint("submit")
 def submit(data: SubmitRequest, deps: Deps, caller: Principal) -> SubmitReply:
     """Ask for a bundle of a spec: one that is live or being built already is the answer."""
-    arrived = blobs.observe(data.spec.blobs, deps.store, sessions=deps.sessions, namespace=data.spec.namespace)
+    wanted, where = data.spec.blobs, {"namespace": data.spec.namespace, "sessions": deps.sessions}
+    arrived = blobs.observe(wanted, deps.store, **where)
     now = deps.clock()
-    with deps.sessions.transaction() as session:
+    with blobs.asking(wanted, clock=deps.clock, **where), deps.sessions.transaction() as session:
         submitted = builds.submit(
             data,
             by=caller,
@@ -103,9 +104,10 @@ def retry(data: RetryRequest, build: str, deps: Deps, caller: Principal) -> Subm
     """Build the spec of a failed or cancelled build again."""
     with deps.sessions.reading() as session:
         spec = retries.readable(build, by=caller, session=session).spec
-    arrived = blobs.observe(spec.blobs, deps.store, sessions=deps.sessions, namespace=spec.namespace)
+    where = {"namespace": spec.namespace, "sessions": deps.sessions}
+    arrived = blobs.observe(spec.blobs, deps.store, **where)
     now = deps.clock()
-    with deps.sessions.transaction() as session:
+    with blobs.asking(spec.blobs, clock=deps.clock, **where), deps.sessions.transaction() as session:
         submitted = retries.retry(
             build,
             reason=data.reason,

@@ -38,10 +38,10 @@ def push(data: PushRequest, deps: Deps, caller: Principal) -> PublishReply:
     received = proof.read(data.manifest)
     bundles.require_namespace(received, by=caller)
     manifest = received.manifest
-    arrived = blobs.observe(
-        (*manifest.blobs, *manifest.spec.blobs), deps.store, sessions=deps.sessions, namespace=manifest.namespace
-    )
-    with deps.sessions.transaction() as session:
+    wanted = (*manifest.blobs, *manifest.spec.blobs)
+    where = {"namespace": manifest.namespace, "sessions": deps.sessions}
+    arrived = blobs.observe(wanted, deps.store, **where)
+    with blobs.asking(wanted, clock=deps.clock, **where), deps.sessions.transaction() as session:
         pushed = bundles.push(data, received, by=caller, arrived=arrived, now=deps.clock(), session=session)
     send(pushed.ticket, pushed.queue, deps)
     if pushed.reply.state is BundleState.LIVE:

@@ -107,11 +107,10 @@ def publish(data: PublishRequest, build: str, deps: Deps, caller: Principal) -> 
     received = proof.read(data.manifest)
     bundles.require_namespace(received, by=caller)
     measured = measurements.check(data.measurements)
-    namespace = received.manifest.namespace
-    arrived = blobs.observe(
-        (*received.manifest.blobs, *measured), deps.store, sessions=deps.sessions, namespace=namespace
-    )
-    with deps.sessions.transaction() as session:
+    wanted = (*received.manifest.blobs, *measured)
+    where = {"namespace": received.manifest.namespace, "sessions": deps.sessions}
+    arrived = blobs.observe(wanted, deps.store, **where)
+    with blobs.asking(wanted, clock=deps.clock, **where), deps.sessions.transaction() as session:
         reply = bundles.publish(
             build,
             received,

@@ -83,15 +83,17 @@ def on_aot_error(request: Request[Any, Any, Any], error: AotError) -> Response[b
     return answer(error)
 
 
-def on_http_exception(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """What the framework refuses by itself: unknown routes and methods, query parameters, bodies over the limit."""
     status = error.status_code
     if status == 404:
         body = ErrorBody.of(NotFound("there is no such page", hint="the pages are listed at /schema"))
+    elif status == 405:
+        body = ErrorBody.of(InvalidInput(_wrong_method(request, error), hint="the API is described at /schema"))
     elif 400 <= status < 500:
         body = ErrorBody.of(InvalidInput(_reasons(error) or error.detail, hint="the API is described at /schema"))
     else:
-        return on_bug(_request, error)
+        return on_bug(request, error)
     return _response(body, status=status, headers=dict(error.headers or {}))
 
 
@@ -106,6 +108,12 @@ def on_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
         )
     )
     return _response(body, status=500, headers={})
+
+
+def _wrong_method(request: Request[Any, Any, Any], error: HTTPException) -> str:
+    known = {name.lower(): value for name, value in (error.headers or {}).items()}.get("allow", "")
+    methods = " or ".join(sorted(known.replace(" ", "").split(","))) or "another method"
+    return f"wanted {methods} of {request.url.path}, found {request.method}"
 
 
 def _reasons(error: HTTPException) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, bindparam, case, exists, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, case, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from aot.schema.digest import Digest
@@ -87,18 +87,56 @@ def hold_blobs(digests: Iterable[Digest], *, session: Session) -> tuple[Digest, 
     return tuple(deleting)
 
 
-def touch_views(digests: Iterable[Digest], *, namespace: Namespace, now: datetime, session: Session) -> None:
-    """Note that the namespace has asked for these uploads now: retention counts from there."""
+def touch_views(
+    digests: Iterable[Digest],
+    *,
+    namespace: Namespace,
+    before: datetime | None = None,
+    now: datetime,
+    session: Session,
+) -> None:
+    """Note that the namespace has asked for these uploads now, if not after `before`: retention counts from there."""
     wanted = sorted(set(digests))
+    since = () if before is None else (NamespaceBlobRow.opened_at < before,)
     for start in range(0, len(wanted), AT_ONCE):
         session.execute(
             update(NamespaceBlobRow)
             .where(
                 NamespaceBlobRow.namespace == namespace,
                 NamespaceBlobRow.digest.in_(wanted[start : start + AT_ONCE]),
+                *since,
             )
             .values(opened_at=now)
         )
+
+
+def keep_open(
+    digest: Digest,
+    *,
+    namespace: Namespace | None = None,
+    since: datetime,
+    before: datetime,
+    now: datetime,
+    session: Session,
+) -> None:
+    """Whoever waits for the blob, or `namespace` alone, asks for it now, if not after `before`.
+
+    While it is pending, and was made known, or bytes of it were last removed, `since` then.
+    """
+    begun = func.coalesce(BlobRow.condemned_at, BlobRow.created_at) >= since
+    pending = select(BlobRow.digest).where(BlobRow.digest == digest, BlobRow.state == BlobState.PENDING, begun)
+    if session.scalar(pending.with_for_update()) is None:
+        return
+    view = NamespaceBlobRow
+    waits = [view.digest == digest, view.stored_at.is_(None), view.opened_at < before]
+    if namespace is not None:
+        waits.append(view.namespace == namespace)
+    session.execute(update(view).where(*waits).values(opened_at=now), execution_options={"synchronize_session": False})
+
+
+def make_known(blobs: Iterable[Blob], *, now: datetime, session: Session) -> None:
+    """Make sure that the blobs have rows. Those that are there stay as they are, and free for others."""
+    add_all_if_absent(BlobRow, [_pending(blob, now) for blob in _in_order(blobs)], session)
 
 
 def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, session: Session) -> None:
@@ -110,16 +148,7 @@ def open_uploads(blobs: Iterable[Blob], *, namespace: Namespace, now: datetime, 
     wanted = _in_order(blobs)
     add_all_if_absent(
         BlobRow,
-        [
-            {
-                "digest": blob.digest,
-                "size_bytes": blob.size_bytes,
-                "state": BlobState.PENDING,
-                "created_at": now,
-                "stored_at": None,
-            }
-            for blob in wanted
-        ],
+        [_pending(blob, now) for blob in wanted],
         session,
         fill="size_bytes",
         where=and_(BlobRow.size_bytes == 0, BlobRow.stored_at.is_(None)),
@@ -139,6 +168,11 @@ def mark_stored(blobs: Iterable[Blob], *, now: datetime, session: Session) -> No
         changes,
         session,
     )
+
+
+def _pending(blob: Blob, now: datetime) -> dict[str, Any]:
+    same = {"digest": blob.digest, "size_bytes": blob.size_bytes}
+    return {**same, "state": BlobState.PENDING, "created_at": now, "stored_at": None}
 
 
 def _in_order(blobs: Iterable[Blob]) -> list[Blob]:

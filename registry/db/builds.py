@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, func, select, tuple_, update
 from sqlalchemy.orm import Session, defer
 
 from aot.schema.digest import BuildKey, Digest
@@ -82,19 +82,28 @@ def update_build(row: BuildRow, *, session: Session, also: ColumnElement[bool] |
     return done.rowcount == 1
 
 
+def free(*which: ColumnElement[bool]) -> Select[tuple[str]]:
+    """The ids of the builds for which all of `which` is true, but for those that somebody changes already; locked.
+
+    Whoever changes several builds takes them so, and never waits for one while he holds others: a claim does that, in
+    an order of its own. What was left out is looked at by the next pass. Inside of the statement that changes them:
+    there may be more than one takes parameters.
+    """
+    return select(BuildRow.id).where(*which).order_by(BuildRow.id).with_for_update(skip_locked=True, key_share=True)
+
+
 def expired_builds(session: Session, *, now: datetime) -> Sequence[BuildRow]:
-    """Running builds whose lease has run out."""
-    return session.scalars(
-        select(BuildRow).where(BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at <= now)
-    ).all()
+    """Running builds whose lease has run out, but for those that somebody changes at this moment; locked."""
+    over = (BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at <= now)
+    query = select(BuildRow).where(*over).order_by(BuildRow.id)
+    return session.scalars(query.with_for_update(skip_locked=True, key_share=True)).all()
 
 
 def shorten_leases(session: Session, *, over: datetime, to: datetime) -> None:
     """Leases that end after `over` end at `to`."""
+    longer = free(BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at > over)
     session.execute(
-        update(BuildRow)
-        .where(BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at > over)
-        .values(lease_expires_at=to),
+        update(BuildRow).where(BuildRow.id.in_(longer)).values(lease_expires_at=to),
         execution_options={"synchronize_session": False},
     )
 

@@ -30,6 +30,18 @@ def hold_bundle(digest: Digest, session: Session) -> bool:
     return session.scalar(held) is not None
 
 
+def hold_bundles(bundles: Iterable[Digest], session: Session) -> None:
+    """Keep other writers off several bundles until the transaction ends.
+
+    In the order of their digests, as everybody who changes several takes them: in that of the planner two could wait
+    for each other, which PostgreSQL ends with an error for one of them. Whoever holds tags holds these first.
+    """
+    wanted = sorted(set(bundles))
+    if len(wanted) > 1:
+        query = select(BundleRow.digest).where(BundleRow.digest.in_(wanted)).order_by(BundleRow.digest)
+        session.execute(query.with_for_update(key_share=True)).all()
+
+
 def insert_bundle(
     row: BundleRow,
     *,

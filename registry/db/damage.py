@@ -125,7 +125,9 @@ def half_removed(
 
 def damage_bundles(digest: Digest, *, reason: str, session: Session) -> tuple[Digest, ...]:
     named = exists().where(ArtifactBlobRow.bundle == BundleRow.digest, ArtifactBlobRow.digest == digest)
-    bundles = tuple(session.scalars(select(BundleRow.digest).where(named).order_by(BundleRow.digest)))
+    # Locked in the order of `registry.db.bundles.hold_bundles`; nobody publishes another one with a blob that goes.
+    held = select(BundleRow.digest).where(named).order_by(BundleRow.digest).with_for_update(key_share=True)
+    bundles = tuple(session.scalars(held))
     session.execute(update(BundleRow).where(named).values(damage=reason), execution_options=_QUIETLY)
     return bundles
 
@@ -196,7 +198,9 @@ def heal_bundles(session: Session, *, limit: int) -> tuple[Digest, ...]:
         .correlate(BundleRow)
     )
     whole = select(BundleRow.digest).where(BundleRow.damage.is_not(None), ~lacks).order_by(BundleRow.digest)
-    healed = tuple(session.scalars(whole.limit(limit)))
+    held = session.scalars(whole.limit(limit).with_for_update(key_share=True)).all()
+    # Whoever took a blob out meanwhile had the bundle before: what he took out is seen by the second look alone.
+    healed = tuple(session.scalars(whole.where(BundleRow.digest.in_(held))))
     session.execute(
         update(BundleRow).where(BundleRow.digest.in_(healed)).values(damage=None), execution_options=_QUIETLY
     )

@@ -23,8 +23,12 @@ def list_profiles(session: Session) -> Sequence[Profile]:
 
 
 def lock_profile(name: Name, session: Session) -> ProfileRow | None:
-    """The row, held against other writers until the transaction ends (SQLite has one writer anyway)."""
-    return session.scalar(select(ProfileRow).where(ProfileRow.name == name).with_for_update())
+    """The row, held against other writers until the transaction ends (SQLite has one writer anyway).
+
+    Not against rows that refer to it: whoever publishes or submits comes to it last, with blobs in hand that a push,
+    which comes to it first, may wait for.
+    """
+    return session.scalar(select(ProfileRow).where(ProfileRow.name == name).with_for_update(key_share=True))
 
 
 def insert_profile(profile: Profile, *, now: datetime, session: Session) -> bool:

@@ -283,7 +283,8 @@ class TagRow(Row):
 class ForgottenRecordRow(Row):
     """A bundle whose rows have expired and whose record in the object store is still to be removed.
 
-    `note` changes whenever that is asked for again: who removed a record before has not done it since.
+    `note` changes whenever that is asked for again: who removed a record before has not done it since. It tells when
+    that was (`registry.db.records.noted_at`): a version that tells no time would leave a column of its own as it is.
     """
 
     __tablename__ = "forgotten_records"

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from aot.schema.names import Name, Namespace
 from aot.schema.state import BuildState
+from registry.db.builds import free
 from registry.db.models import LIVE_BUILD, BuildRow, NamespaceClaimRow
 from registry.db.session import add_if_absent, hold_turn
 from registry.db.types import UtcTime, Word
@@ -174,17 +175,22 @@ def say_waiting(row: BuildRow, waiting: str, session: Session) -> bool:
 
 def make_ready(profile: Name, *, unless: Sequence[str], session: Session) -> None:
     """Builds of the profile that waited for the reasons `unless` alone wait no more."""
-    these = update(BuildRow).where(QUEUED, BuildRow.profile == profile, BuildRow.waiting.in_(unless))
-    session.execute(these.values(waiting=""), execution_options={"synchronize_session": False})
+    # Of one that is changed at this moment the sweeper says it.
+    waited = free(QUEUED, BuildRow.profile == profile, BuildRow.waiting.in_(unless))
+    these = update(BuildRow).where(BuildRow.id.in_(waited)).values(waiting="")
+    session.execute(these, execution_options={"synchronize_session": False})
 
 
 def due_tickets(
     profile: Name, session: Session, *, sent_before: datetime, or_after: datetime, limit: int
 ) -> Sequence[BuildRow]:
-    """Ready builds of the profile whose last ticket was sent before the one time or after the other; oldest first."""
+    """Ready builds of the profile whose last ticket was sent before the one time or after the other; oldest first.
+
+    Locked, but for those that somebody changes at this moment.
+    """
     due = or_(BuildRow.sent_at <= sent_before, BuildRow.sent_at > or_after)
-    query = select(BuildRow).where(READY, BuildRow.profile == profile, due)
-    return session.scalars(query.order_by(BuildRow.id).limit(limit)).all()
+    query = select(BuildRow).where(READY, BuildRow.profile == profile, due).order_by(BuildRow.id).limit(limit)
+    return session.scalars(query.with_for_update(skip_locked=True, key_share=True)).all()
 
 
 def note_claim(namespace: Namespace, *, now: datetime, session: Session) -> None:

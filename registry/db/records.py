@@ -57,7 +57,7 @@ def mark_bundle_recorded(row: BundleRow, *, now: datetime, session: Session) -> 
     values = {"recorded_at": now, "sealed_at": now}
     done = session.execute(update(BundleRow).where(*same).values(values), execution_options=_QUIETLY)
     if done.rowcount == 0 and not forget_bundle_recorded(row.digest, session=session):
-        begin_forgetting([row.digest], session=session)
+        begin_forgetting([row.digest], now=now, session=session)
 
 
 def forget_bundle_recorded(digest: Digest, *, session: Session) -> bool:
@@ -86,22 +86,41 @@ def mark_tag_recorded(row: TagRow, *, now: datetime, session: Session) -> None:
     values = {"recorded_at": now, "sealed_at": now}
     done = session.execute(update(TagRow).where(*same).values(values), execution_options=_QUIETLY)
     if done.rowcount == 0 and not forget_tag_recorded(row, session=session):
-        begin_forgetting_tags([row], session=session)
+        begin_forgetting_tags([row], now=now, session=session)
 
 
-def begin_forgetting(bundles: Iterable[Digest], *, session: Session) -> None:
-    """Note, in the transaction that removes their rows or sees that they are gone, that their records are to go."""
-    for bundle in bundles:
-        note = secrets.token_hex(16)
+def begin_forgetting(bundles: Iterable[Digest], *, now: datetime, session: Session) -> None:
+    """Note, in the transaction that removes their rows or sees that they are gone, that their records are to go.
+
+    What a record tells of after `now` is not what was removed: it stays.
+    """
+    for bundle in sorted(bundles):
+        note = _note(now)
         again = update(ForgottenRecordRow).where(ForgottenRecordRow.bundle == bundle).values(note=note)
         if session.execute(again, execution_options=_QUIETLY).rowcount == 0:
             add_if_absent(ForgottenRecordRow(bundle=bundle, note=note), session)
 
 
-def forgotten_bundles(session: Session, *, limit: int) -> Sequence[tuple[Digest, str]]:
-    """Each with its note, for `end_forgetting`."""
-    query = select(ForgottenRecordRow.bundle, ForgottenRecordRow.note).order_by(ForgottenRecordRow.bundle)
-    return [(bundle, note) for bundle, note in session.execute(query.limit(limit))]
+def noted_at(row: ForgottenRecordRow | ForgottenTagRow) -> datetime | None:
+    """When the note was made; None for one of a version that tells no time."""
+    _, _, time = row.note.partition(" ")
+    return datetime.fromisoformat(time) if time else None
+
+
+def _note(now: datetime) -> str:
+    return f"{secrets.token_hex(16)} {now.isoformat()}"
+
+
+def forgotten_bundles(session: Session, *, limit: int) -> Sequence[ForgottenRecordRow]:
+    return session.scalars(select(ForgottenRecordRow).order_by(ForgottenRecordRow.bundle).limit(limit)).all()
+
+
+def recorded_bundles(session: Session, *, after: Digest | None, limit: int) -> Sequence[Digest]:
+    """A page of the bundles, by digest, of which a record was written."""
+    query = select(BundleRow.digest).where(BundleRow.state.in_(RECORDED_STATES), BundleRow.recorded_at.is_not(None))
+    if after is not None:
+        query = query.where(BundleRow.digest > after)
+    return session.scalars(query.order_by(BundleRow.digest).limit(limit)).all()
 
 
 def end_forgetting(bundle: Digest, note: str, *, session: Session) -> None:
@@ -110,10 +129,11 @@ def end_forgetting(bundle: Digest, note: str, *, session: Session) -> None:
     session.execute(delete(ForgottenRecordRow).where(*same), execution_options=_QUIETLY)
 
 
-def begin_forgetting_tags(tags: Iterable[TagRow], *, session: Session) -> None:
-    """Note, in the transaction that removes the tags or sees that they are gone, that their records are to go."""
+def begin_forgetting_tags(tags: Iterable[TagRow], *, now: datetime, session: Session) -> None:
+    """The same of tags."""
     for row in tags:
-        note = secrets.token_hex(16)
+        # Its record is of before, also where the clock was ahead when it was moved.
+        note = _note(max(now, row.moved_at))
         again = update(ForgottenTagRow).where(*_place(ForgottenTagRow, row)).values(note=note)
         if session.execute(again, execution_options=_QUIETLY).rowcount == 0:
             place = {"namespace": row.namespace, "name": row.name, "tag": row.tag, "profile": row.profile}

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, load_only
 from aot.schema.digest import Digest
 from aot.schema.spec import Spec
 from aot.schema.state import BlobState, BuildState, BundleState
+from registry.db.bundles import hold_bundles
 from registry.db.measurements import measured_blobs
 from registry.db.models import (
     PENDING_BUNDLE,
@@ -128,8 +129,10 @@ def delete_bundles(bundles: Iterable[Digest], session: Session) -> None:
 
 
 def mark_used(bundles: Iterable[Digest], *, now: datetime, session: Session) -> None:
+    wanted = sorted(set(bundles))
+    hold_bundles(wanted, session)
     later = or_(BundleRow.used_at.is_(None), BundleRow.used_at < now)
-    statement = update(BundleRow).where(BundleRow.digest.in_(sorted(bundles)), later).values(used_at=now)
+    statement = update(BundleRow).where(BundleRow.digest.in_(wanted), later).values(used_at=now)
     session.execute(statement, execution_options={"synchronize_session": False})
 
 

@@ -9,10 +9,19 @@ from sqlalchemy.orm import Session
 from aot.schema.digest import Digest
 from aot.schema.names import Name, Namespace, Reference, Tag
 from registry.db.models import TagRow
-from registry.db.session import add_if_absent
+from registry.db.session import add_if_absent, hold_turn
 
 Place = tuple[Namespace, Name, Tag, Name]
 """Namespace, model, tag, profile: what stands for one bundle."""
+
+
+def take_turn(namespace: Namespace, name: Name, session: Session) -> None:
+    """Let nobody else put, move or remove tags of the model until the transaction ends; before any of them is held.
+
+    A tag that stands for nothing cannot be held. Who holds others already, and then finds that it was put meanwhile,
+    could wait for whoever removes it, and he for a bundle.
+    """
+    hold_turn(session.connection(), f"tags {namespace}/{name}")
 
 
 def find_tag(place: Place, session: Session) -> TagRow | None:
@@ -31,11 +40,11 @@ def hold_tags(reference: Reference, session: Session) -> Sequence[TagRow]:
     return session.scalars(query.with_for_update()).all()
 
 
-def hold_several(places: Iterable[Place], session: Session) -> None:
-    """The same of several places, as far as they stand for something."""
+def hold_several(places: Iterable[Place], session: Session) -> Sequence[Digest]:
+    """The same of several places, as far as they stand for something; returns for what."""
     key = (TagRow.namespace, TagRow.name, TagRow.tag, TagRow.profile)
-    query = select(TagRow.tag).where(tuple_(*key).in_(list(places))).order_by(*key)
-    session.execute(query.with_for_update()).all()
+    query = select(TagRow.bundle).where(tuple_(*key).in_(list(places))).order_by(*key)
+    return session.scalars(query.with_for_update()).all()
 
 
 def insert_tag(place: Place, bundle: Digest, *, now: datetime, session: Session) -> bool:

@@ -7,6 +7,8 @@ from sqlalchemy.orm import Session
 
 from registry.db.models import TokenRow
 
+_QUIETLY = {"synchronize_session": False}
+
 
 def find_token(digest: str, session: Session) -> TokenRow | None:
     return session.get(TokenRow, digest)
@@ -29,9 +31,13 @@ def list_lasting(session: Session) -> tuple[TokenRow, ...]:
 
 def delete_labelled(label: str, session: Session, *, but: str = "") -> None:
     """Remove every token of this label, except that of the hash `but`."""
-    session.execute(delete(TokenRow).where(TokenRow.label == label, TokenRow.hash != but))
+    these = select(TokenRow.hash).where(TokenRow.label == label, TokenRow.hash != but)
+    session.execute(delete(TokenRow).where(TokenRow.hash.in_(these.order_by(TokenRow.hash).with_for_update())))
 
 
 def delete_expired(session: Session, *, before: datetime) -> int:
     """Return how many tokens that expired before then are gone."""
-    return session.execute(delete(TokenRow).where(TokenRow.expires_at < before)).rowcount
+    # What somebody else removes at this moment is not waited for: he may wait for another of these.
+    over = select(TokenRow.hash).where(TokenRow.expires_at < before).order_by(TokenRow.hash)
+    held = over.with_for_update(skip_locked=True)
+    return session.execute(delete(TokenRow).where(TokenRow.hash.in_(held)), execution_options=_QUIETLY).rowcount

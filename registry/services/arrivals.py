@@ -63,8 +63,9 @@ def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
         hashed = deps.hashing.hash(key, arrival.digest, lambda: incoming.open(arrival.digest), seconds=seconds)
     except BlobNotFound:
         return False  # another has adopted or removed it meanwhile
+    keep = partial(_keep_open, arrival, key, deps)
     if hashed is None:
-        return False
+        return keep()
     if hashed.hex != arrival.digest.hex:
         deps.hashing.forget(key)
         log.warning("upload-with-other-bytes", digest=arrival.digest, namespace=arrival.namespace, found=hashed.hex)
@@ -76,7 +77,7 @@ def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
     else:
         done = _adopt_alone(blob, seen, incoming, deps, version=hashed.version, seconds=seconds)
     if done is None:
-        return False
+        return keep()
     deps.hashing.forget(key)
     if not done:
         return False
@@ -86,6 +87,13 @@ def settle_arrival(arrival: Arrival, deps: Deps, *, seconds: float) -> bool:
     if stored:  # until then it is all that there is: others may have removed the copy as one of wrong bytes
         incoming.discard(arrival.digest, version=hashed.version)
     return stored
+
+
+def _keep_open(arrival: Arrival, key: tuple[str, ...], deps: Deps) -> bool:
+    """False: it is for the next pass, and given up by nobody until then."""
+    there = {"sessions": deps.sessions, "clock": deps.clock, "namespace": arrival.namespace}
+    blobs.keep_open(arrival.digest, key, deps.hashing, **there)
+    return False
 
 
 def _adopt(blob: Blob, incoming: Incoming, deps: Deps, *, version: str, seconds: float) -> bool | None:

@@ -8,8 +8,9 @@ one has them too; it must know digest and size, which only readers of that names
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -39,6 +40,10 @@ from registry.storage.parts import comes_in_parts, incoming_for
 LARGEST_BYTES = 1 << 40
 AT_ONCE = 8
 LONGEST_LIVES = timedelta(days=7)  # S3 refuses to sign for longer
+# What is waited for is noted as asked for no more often; far below every time after which it would be given up.
+ASKED_EVERY = timedelta(minutes=1)
+# What was not stored by then is given up as any upload: a sweeper that ends again and again begins again each time.
+LONGEST_HASHED = timedelta(days=30)
 log = structlog.get_logger()
 
 
@@ -103,8 +108,11 @@ def open_uploads(
 ) -> tuple[Blob, ...]:
     """Return the blobs that `namespace` has to put. Raises InvalidInput for sizes that cannot be."""
     wanted = distinct(blobs)
-    _hold(wanted, session=session)
+    # First, as whoever submits and `reindex`: two that come to a new namespace at once do not wait for each other.
     rows.ensure_namespace(namespace, now=now, session=session)
+    # Rows that nobody sees yet, before those that others may hold: who comes to one of them holds none of these.
+    rows.make_known((blob for blob in wanted if blob.digest not in arrived.seen), now=now, session=session)
+    _hold(wanted, session=session)
     # Also for what is there already: the caller counts on it from now on.
     rows.touch_views((blob.digest for blob in wanted), namespace=namespace, now=now, session=session)
     views = rows.views_of((blob.digest for blob in wanted), namespace=namespace, session=session)
@@ -209,6 +217,7 @@ def settle_upload(
     except BlobNotFound:
         return False  # another has removed it meanwhile
     if hashed is None:
+        keep_open(blob.digest, key, hashing, sessions=sessions, clock=clock)
         return False
     hashing.forget(key)
     if hashed.hex == blob.digest.hex:
@@ -222,6 +231,43 @@ def settle_upload(
             log.warning("upload-with-other-bytes", digest=blob.digest, found=hashed.hex)
             store.delete(blob.digest, version=hashed.version)
     return False
+
+
+def keep_open(
+    digest: Digest,
+    key: tuple[str, ...],
+    hashing: Hashing,
+    *,
+    sessions: Sessions,
+    clock: Clock,
+    namespace: Namespace | None = None,
+) -> None:
+    """Let no sweeper give up an upload that is being hashed, for as long as that gets forward (`Hashing.goes_on`).
+
+    Terabytes take longer than retention waits for whoever opened the upload; none takes LONGEST_HASHED.
+    """
+    if hashing.goes_on(key):
+        now = clock()
+        bounds = {"since": now - LONGEST_HASHED, "before": now - ASKED_EVERY}
+        with sessions.transaction() as session:
+            rows.keep_open(digest, namespace=namespace, **bounds, now=now, session=session)
+
+
+@contextmanager
+def asking(blobs: Iterable[Blob], *, namespace: Namespace, sessions: Sessions, clock: Clock) -> Iterator[None]:
+    """Around a transaction that confirms: who is told to come again (BlobPending) has asked, which retention counts.
+
+    With the transaction that note would be undone, and what waits for its turn to be hashed would be given up though
+    its client asks every few seconds.
+    """
+    try:
+        yield
+    except BlobPending:
+        with sessions.transaction() as session:
+            wanted, now = [blob.digest for blob in blobs], clock()
+            rows.hold_blobs(wanted, session=session)
+            rows.touch_views(wanted, namespace=namespace, before=now - ASKED_EVERY, now=now, session=session)
+        raise
 
 
 def distinct(blobs: Iterable[Blob]) -> tuple[Blob, ...]:
@@ -273,10 +319,13 @@ def _require_size(blob: Blob, found: int | None) -> None:
 
 
 def _require_hashed(blobs: Sequence[Blob], views: Mapping[Digest, rows.View]) -> None:
-    pending = [blob.digest for blob in blobs if views[blob.digest][1].state is not BlobState.STORED]
+    pending = [blob for blob in blobs if views[blob.digest][1].state is not BlobState.STORED]
     if pending:
         raise BlobPending(
-            f"{len(pending)} uploads are still being hashed, the first {pending[0]}",
+            f"{len(pending)} uploads are still being hashed, the first {pending[0].digest}",
             hint="send the request again in a few seconds",
-            details={"digests": pending},
+            details={
+                "digests": [blob.digest for blob in pending],
+                "size_bytes": sum(blob.size_bytes for blob in pending),  # so long may it take
+            },
         )

@@ -242,7 +242,7 @@ def _published(asked: rows.Asked, request: SubmitRequest, *, now: datetime, sess
     if bundle is None or bundle.build is None:
         return None
     tags.hold(request.tags, bundle=bundle, session=session)
-    for tag in request.tags:
+    for tag in sorted(request.tags):
         tags.put(tag, bundle=bundle, now=now, session=session)
     return rows.find_build(bundle.build, session)
 

@@ -85,6 +85,7 @@ def publish(
     done = {"bundle": received.digest, "report": manifest.compile_report, "finished_at": now}
     if not build_rows.advance_build(row, BuildEvent.PUBLISH, session=session, **done):
         raise claims.lease_lost(row)
+    tags.hold(row.tags, bundle=bundle, also=() if pushed is None else (pushed.digest,), session=session)
     if pushed is not None:
         _replace(pushed, by=received.digest, now=now, session=session)
     put_tags(row.tags, bundle=bundle, spec=row.spec, now=now, session=session)

@@ -1,5 +1,6 @@
 """Workers and the profiles that they are."""
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -52,11 +53,12 @@ def register(
     for profile in sorted(request.profiles, key=lambda profile: profile.name):
         _put_profile(profile, worker=request.worker, live_since=live_since, now=now, session=session)
     live = rows.live_profiles(session, seen_since=live_since)
+    # Before any build, as a claim of the same worker takes them.
+    rows.put_worker(request.worker, names, now=now, session=session)
     for profile in request.profiles:
         if profile.name not in live:
             unless = (waiting.no_worker(profile.name), waiting.not_run(profile))
             queue.make_ready(profile.name, unless=unless, session=session)
-    rows.put_worker(request.worker, names, now=now, session=session)
     queues = tuple(dict.fromkeys(queue_for(profile) for profile in request.profiles))
     return RegisterReply(queues=queues, seen_every_seconds=seen_every_seconds)
 
@@ -107,7 +109,8 @@ def _put_profile(profile: Profile, *, worker: Name, live_since: datetime, now: d
         raise Conflict(
             f"the profile {profile.name} is held by {', '.join(others)} with "
             f"{'; '.join(differences(row.profile, profile))}",
-            hint="give this worker's profile another name, or stop the other worker",
+            hint="give this worker's profile another name, or stop the other worker: one that has ended is forgotten "
+            f"{math.ceil((now - live_since).total_seconds())} seconds after it was last seen",
             details={"workers": others},
         )
     row.profile = profile
@@ -118,10 +121,16 @@ def differences(known: Profile, offered: Profile) -> Sequence[str]:
     """Every fact in which the two differ, as people read it."""
     before, after = _facts(known), _facts(offered)
     return [
-        f"{name} {before.get(name)}, not {after.get(name)}"
+        _differs(name, before.get(name), after.get(name))
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
     ]
+
+
+def _differs(name: str, before: object, after: object) -> str:
+    if after is None:
+        return f"{name} {before}, which this worker does not have"
+    return f"{name} {before}, not {after}" if before is not None else f"no {name}, which this worker has as {after}"
 
 
 def _facts(profile: Profile) -> dict[str, object]:

@@ -3,7 +3,8 @@
     blob       missing, or other bytes twice in a row: every bundle that names it is out of selection with the reason,
                its wrong bytes are removed, and it waits for the right ones (`registry.services.damage`)
     bundle     whose manifest's bytes are not those of its digest, or whose signature no key of ours made: reported
-    record     missing in the object store, not signed by a key of ours, or saying something else: written again
+    record     missing in the object store, not signed by a key of ours, or saying something else: written again,
+               unless it is the row that is behind (`registry.services.behind`): told, for `reindex` to mend
     index      of a bundle's guards, where it lacks some: made whole
 
 Where the first blobs are all missing and nothing could be read, it is the store that is not the right one: another
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
+from sqlalchemy.orm import Session
 
 from aot.errors import AotError, BlobNotFound, MalformedDocument, StorageUnavailable, Unavailable
 from aot.schema.digest import Digest
@@ -25,15 +27,19 @@ from aot.schema.manifest import decode_manifest
 from aot.trust import TrustedKeys, verify
 from registry.db import damage as rows
 from registry.db import records as record_rows
+from registry.db.bundles import find_bundle
 from registry.db.models import BundleRow, TagRow
 from registry.db.session import add_if_absent
+from registry.db.tags import find_tag
 from registry.deps import Deps
-from registry.services import damage, guards, records
+from registry.services import behind, damage, guards, records
+from registry.services.records import BundleRecord, TagRecord
 
 AT_ONCE = 200
 CHUNK_BYTES = 1 << 20
 # So many missing blobs, and none read before them, are the store's fault.
 MOST_MISSING = 20
+BEHIND = "its record says that it was withdrawn: the database is of before that, and `reindex` brings it up to date"
 _Found = TypeVar("_Found", rows.StoredBlob, BundleRow, TagRow)
 log = structlog.get_logger()
 
@@ -51,6 +57,7 @@ class Checked:
     suspect_bundles: dict[Digest, str] = field(default_factory=dict)
     healed_bundles: tuple[Digest, ...] = ()
     rewritten_records: int = 0
+    later_records: list[str] = field(default_factory=list)  # of tags whose rows are behind them
     indexed_bundles: int = 0  # whose guards could not all be found
 
     @property
@@ -68,7 +75,7 @@ def fsck(deps: Deps, *, trusted: TrustedKeys, force: bool = False) -> Checked:
     checked = Checked()
     checked.healed_bundles = damage.heal(deps)
     _check_blobs(deps, checked, force=force)
-    _check_bundles(deps, checked, keys=trusted | TrustedKeys.of(str(key.public) for key in deps.signing_keys))
+    _check_bundles(deps, checked, keys=trusted | records.own_keys(deps))
     log.info("fsck", blobs=checked.blobs, bundles=checked.bundles, damaged=sorted(checked.damaged_blobs))
     return checked
 
@@ -162,12 +169,20 @@ def _check_bundles(deps: Deps, checked: Checked, *, keys: TrustedKeys) -> None:
             checked.suspect_bundles[row.digest] = reason
             continue
         checked.indexed_bundles += _index(row, deps)
-        if not _is_recorded(row, deps, keys=keys):
-            with deps.sessions.transaction() as session:
+        if (record := _record_of(row, deps, keys=keys)) == records.bundle_record(row):
+            continue
+        with deps.sessions.transaction() as session:
+            if record is not None and _is_bundle_still(row, record, session):
+                checked.suspect_bundles[row.digest] = BEHIND
+            else:
                 record_rows.forget_bundle_recorded(row.digest, session=session)
     for tag in _every(deps, rows.tags_after, key=lambda row: (row.namespace, row.name, row.tag, row.profile)):
-        if not _is_tag_recorded(tag, deps, keys=keys):
-            with deps.sessions.transaction() as session:
+        if (told := _tag_record_of(tag, deps, keys=keys)) == records.tag_record(tag):
+            continue
+        with deps.sessions.transaction() as session:
+            if told is not None and _is_tag_still(tag, told, session):
+                checked.later_records.append(records.tag_name(tag))
+            else:
                 record_rows.forget_tag_recorded(tag, session=session)
     while written := records.write_due(deps):
         checked.rewritten_records += written
@@ -187,24 +202,36 @@ def _index(row: BundleRow, deps: Deps) -> bool:
     return bool(lacking)
 
 
-def _is_recorded(row: BundleRow, deps: Deps, *, keys: TrustedKeys) -> bool:
+def _record_of(row: BundleRow, deps: Deps, *, keys: TrustedKeys) -> BundleRecord | None:
+    """None where there is none that a key of ours signed."""
     try:
         content = deps.records.find(records.bundle_name(row.digest))
-        return content is not None and records.read_bundle(content, keys=keys) == records.bundle_record(row)
+        return None if content is None else records.read_bundle(content, keys=keys)
     except Unavailable:
         raise
     except AotError:
-        return False
+        return None
 
 
-def _is_tag_recorded(row: TagRow, deps: Deps, *, keys: TrustedKeys) -> bool:
+def _tag_record_of(row: TagRow, deps: Deps, *, keys: TrustedKeys) -> TagRecord | None:
     try:
         content = deps.records.find(records.tag_name(row))
-        return content is not None and records.read_tag(content, keys=keys) == records.tag_record(row)
+        return None if content is None else records.read_tag(content, keys=keys)
     except Unavailable:
         raise
     except AotError:
-        return False
+        return None
+
+
+def _is_bundle_still(row: BundleRow, record: BundleRecord, session: Session) -> bool:
+    """Whether the bundle is behind its record; as it is now, since it may have been withdrawn after it was read."""
+    now = find_bundle(row.digest, session)
+    return now is not None and behind.is_bundle_behind(now, record)
+
+
+def _is_tag_still(row: TagRow, record: TagRecord, session: Session) -> bool:
+    now = find_tag((row.namespace, row.name, row.tag, row.profile), session)
+    return now is not None and behind.is_tag_behind(now, record)
 
 
 def _suspicion(row: BundleRow, *, keys: TrustedKeys) -> str:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from aot.errors import AotError
 from aot.schema.digest import Digest
+from aot.schema.wire.blobs import SLOWEST_BYTES_PER_SECOND
 
 CHUNK_BYTES = 1 << 20
 # So many streams are kept open between passes; what does not fit is begun again by a later one.
@@ -32,6 +33,7 @@ class Hashed:
 
 @dataclass
 class _Begun:
+    wanted: Digest
     stream: BinaryIO
     version: str
     running: Any = field(default_factory=hashlib.sha256)
@@ -39,6 +41,8 @@ class _Begun:
     failed: bool = False
     hashed: Hashed | None = None
     used_at: float = field(default_factory=time.monotonic)
+    begun_at: float = field(default_factory=time.monotonic)
+    offered_at: float = 0.0
 
 
 class Hashing:
@@ -46,6 +50,7 @@ class Hashing:
 
     def __init__(self) -> None:
         self._begun: dict[tuple[str, ...], _Begun] = {}
+        self._offers = True
 
     def hash(self, key: tuple[str, ...], wanted: Digest, open_: Open, *, seconds: float = math.inf) -> Hashed | None:
         """Size and SHA-256 of what `open_` opens; None where it takes longer: the next call goes on.
@@ -58,7 +63,7 @@ class Hashing:
         begun = self._begun.get(key)
         try:
             if begun is None:
-                begun = self._begun[key] = _Begun(*open_())
+                begun = self._begun[key] = _Begun(wanted, *open_())
             begun.used_at = time.monotonic()
             while begun.hashed is None:
                 if not _read(begun, until):
@@ -66,11 +71,37 @@ class Hashing:
                 if begun.running.hexdigest() == wanted.hex or begun.failed:
                     begun.hashed = Hashed(begun.size_bytes, begun.running.hexdigest(), begun.version)
                 else:
-                    begun = self._begun[key] = _Begun(*open_(), failed=True)
+                    begun = self._begun[key] = _Begun(wanted, *open_(), failed=True)
         except BaseException:
             self.forget(key)
             raise
         return begun.hashed
+
+    def next_begun(self) -> Digest | None:
+        """Every other time: what was begun, and has waited longest for its turn.
+
+        Among hundreds a pass that begins anywhere comes back to it too late: it would be begun again, and never end.
+        Also where it is hashed, and its copy takes longer. In between nothing, so that it keeps none of the others from
+        their turn.
+        """
+        self._offers = not self._offers
+        if self._offers or not self._begun:
+            return None
+        longest = min(self._begun.values(), key=lambda begun: max(begun.used_at, begun.offered_at))
+        longest.offered_at = time.monotonic()
+        return longest.wanted
+
+    def goes_on(self, key: tuple[str, ...]) -> bool:
+        """Whether it was begun and gets forward: by SLOWEST_BYTES_PER_SECOND or more, pauses between passes included.
+
+        Once it is hashed, as long again: it may have to be copied. So whatever is kept for it has an end, as its bytes
+        have.
+        """
+        begun = self._begun.get(key)
+        if begun is None:
+            return False
+        worth = begun.size_bytes * (1 if begun.hashed is None else 2) / SLOWEST_BYTES_PER_SECOND
+        return time.monotonic() - begun.begun_at <= FORGOTTEN_SECONDS + worth
 
     def forget(self, key: tuple[str, ...]) -> None:
         if (begun := self._begun.pop(key, None)) is not None:

@@ -24,7 +24,6 @@ from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.state import BundleState
 from aot.trust import TrustedKeys, seal, unseal
 from registry.db import records as rows
-from registry.db.bundles import find_bundle
 from registry.db.models import BundleRow, ForgottenTagRow, TagRow
 from registry.deps import Deps
 from registry.services.one_by_one import one_by_one
@@ -93,27 +92,35 @@ def write_soon(deps: Deps, bundle: Digest) -> None:
         log.warning("record-not-written", bundle=bundle, code=error.code, reason=error.message)
 
 
-def forget_due(deps: Deps) -> int:
-    """Remove the records of bundles and tags whose rows are gone; return how many.
+def forget_due(deps: Deps, *, keys: TrustedKeys | None = None) -> int:
+    """Remove the records of bundles and tags whose rows are gone; return how many are off the list.
 
+    A record that tells of something after it was noted stays: the list is a restored backup's, and the bundle or tag
+    was there again when the backup had been taken. Without `keys` those count that the registry signs with now.
     Raises StorageUnavailable; what is left is due at the next call.
     """
-    return _forget_bundles(deps) + _forget_tags(deps)
+    trusted = keys or own_keys(deps)
+    return _forget_bundles(deps, trusted) + _forget_tags(deps, trusted)
+
+
+def own_keys(deps: Deps) -> TrustedKeys:
+    return TrustedKeys.of(str(key.public) for key in deps.signing_keys)
 
 
 def forget_soon(deps: Deps, tag: Reference) -> None:
     """Remove the records of a tag that was removed; where that fails the sweeper does it."""
     try:
-        _forget_tags(deps, reference=tag)
+        _forget_tags(deps, own_keys(deps), reference=tag)
     except AotError as error:
         log.warning("record-not-removed", tag=tag, code=error.code, reason=error.message)
 
 
-def _forget_tags(deps: Deps, *, reference: Reference | None = None) -> int:
+def _forget_tags(deps: Deps, keys: TrustedKeys, *, reference: Reference | None = None) -> int:
     with deps.sessions.reading() as session:
         due = rows.forgotten_tags(session, reference=reference, limit=MOST_A_PASS)
     for row in due:
-        deps.records.delete(tag_name(row))
+        if not _is_later(tag_name(row), TagRecord, rows.noted_at(row), deps, keys):
+            deps.records.delete(tag_name(row))
         with deps.sessions.transaction() as session:
             # Set again meanwhile: the record that was removed may have been its new one. First, as whoever removes the
             # tag holds it first: in the other order each could wait for the other.
@@ -122,17 +129,38 @@ def _forget_tags(deps: Deps, *, reference: Reference | None = None) -> int:
     return len(due)
 
 
-def _forget_bundles(deps: Deps) -> int:
+def _forget_bundles(deps: Deps, keys: TrustedKeys) -> int:
     with deps.sessions.reading() as session:
         due = rows.forgotten_bundles(session, limit=MOST_A_PASS)
-    for bundle, note in due:
-        deps.records.delete(bundle_name(bundle))
+    for row in due:
+        if not _is_later(bundle_name(row.bundle), BundleRecord, rows.noted_at(row), deps, keys):
+            deps.records.delete(bundle_name(row.bundle))
         with deps.sessions.transaction() as session:
-            rows.end_forgetting(bundle, note, session=session)
-            # Published again meanwhile: the record that was removed may have been its new one.
-            if find_bundle(bundle, session) is not None:
-                rows.forget_bundle_recorded(bundle, session=session)
+            # Published again meanwhile: the record that was removed may have been its new one. First, as below of tags:
+            # whoever removes a bundle holds it before he notes that.
+            rows.forget_bundle_recorded(row.bundle, session=session)
+            rows.end_forgetting(row.bundle, row.note, session=session)
     return len(due)
+
+
+def _is_later(
+    name: str, kind: type[BundleRecord | TagRecord], noted_at: datetime | None, deps: Deps, keys: TrustedKeys
+) -> bool:
+    """Whether the record tells of something after `noted_at`. None: a version that noted no time removes any record."""
+    content = deps.records.find(name) if noted_at is not None else None
+    if content is None or noted_at is None:
+        return False
+    try:
+        found = read_tag(content, keys=keys) if kind is TagRecord else read_bundle(content, keys=keys)
+    except AotError:
+        return False  # nobody's word keeps it
+    return _told_at(found) > noted_at
+
+
+def _told_at(record: BundleRecord | TagRecord) -> datetime:
+    if isinstance(record, TagRecord):
+        return record.moved_at
+    return max(filter(None, (record.created_at, record.published_at, record.withdrawn_at)))
 
 
 def read_bundle(content: bytes, *, keys: TrustedKeys, unsigned: bool = False) -> BundleRecord:

@@ -1,4 +1,7 @@
-"""Reindex: make SQL again from the records and blobs of the object store. Adds what is absent, changes nothing else.
+"""Reindex: make SQL again from the records and blobs of the object store.
+
+Adds what is absent, and lets rows that are behind their records (`registry.services.behind`), as in a database that was
+restored from a backup, say what those say; changes and removes nothing else.
 
 The manifest is the truth (design.md, section 4): bundles with their envelopes and states, tags, profiles, and which
 namespace holds which blobs all come back. Believed is what a trusted key signed, and nothing else of the bucket:
@@ -32,7 +35,7 @@ from registry.db import tags as tag_rows
 from registry.db.models import BlobRow
 from registry.db.records import RECORDED_STATES
 from registry.deps import Deps
-from registry.services import blobs, bundles, damage, proof, records
+from registry.services import behind, blobs, bundles, damage, proof, records
 from registry.services.proof import Received
 from registry.services.records import BUNDLES, TAGS, BundleRecord, TagRecord
 
@@ -41,12 +44,18 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Reindexed:
-    """What was added, and which records were not taken, with the reason."""
+    """What was added or brought up to its record, and which records were not taken, with the reason.
+
+    `unrecorded`: what has rows and, though it was written once, no record any more.
+    """
 
     bundles: tuple[Digest, ...]
     tags: tuple[str, ...]
     damaged: tuple[Digest, ...]
     refused: Mapping[str, str]
+    withdrawn: tuple[Digest, ...] = ()
+    moved: tuple[str, ...] = ()
+    unrecorded: tuple[str, ...] = ()
 
 
 def reindex(deps: Deps, *, trusted: TrustedKeys, unsigned: bool = False) -> Reindexed:
@@ -55,23 +64,27 @@ def reindex(deps: Deps, *, trusted: TrustedKeys, unsigned: bool = False) -> Rein
     `unsigned` believes records of before they were signed, too. Raises StorageUnavailable; what was added stays, and
     the next pass goes on.
     """
-    keys = trusted | TrustedKeys.of(str(key.public) for key in deps.signing_keys)
-    while records.forget_due(deps):
+    keys = trusted | records.own_keys(deps)
+    while records.forget_due(deps, keys=keys):
         pass  # what was removed does not come back
-    reading = _Reading(deps, keys, unsigned)
-    for name in deps.records.list(BUNDLES):
-        reading.bundle(name)
-    # After all bundles: a tag stands for one of them.
-    for name in deps.records.list(TAGS):
-        reading.tag(name)
-    log.info(
-        "reindexed",
-        bundles=len(reading.bundles),
-        tags=len(reading.tags),
-        damaged=len(reading.damaged),
+    reading, known = _Reading(deps, keys, unsigned), set[str]()
+    # Tags after all bundles: a tag stands for one of them.
+    for prefix, read in ((BUNDLES, reading.bundle), (TAGS, reading.tag)):
+        for name in deps.records.list(prefix):
+            known.add(name)
+            read(name)
+    done = Reindexed(
+        bundles=tuple(reading.bundles),
+        tags=tuple(reading.tags),
+        damaged=tuple(reading.damaged),
         refused=reading.refused,
+        withdrawn=tuple(reading.withdrawn),
+        moved=tuple(reading.moved),
+        unrecorded=tuple(behind.unrecorded(deps, known=known)),
     )
-    return Reindexed(tuple(reading.bundles), tuple(reading.tags), tuple(reading.damaged), reading.refused)
+    counts = {name: len(getattr(done, name)) for name in ("bundles", "tags", "damaged", "unrecorded")}
+    log.info("reindexed", withdrawn=done.withdrawn, moved=done.moved, refused=done.refused, **counts)
+    return done
 
 
 @dataclass
@@ -83,6 +96,8 @@ class _Reading:
     tags: list[str] = field(default_factory=list)
     damaged: list[Digest] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    withdrawn: list[Digest] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
 
     def bundle(self, name: str) -> None:
         try:
@@ -93,10 +108,19 @@ class _Reading:
             self.refused[name] = _why(error)
             return
         complete = _add_bundle(record, received, self.deps, rewrite=self.unsigned)
-        if complete is not None:
-            self.bundles.append(received.digest)
-        if complete is False:
+        if complete is None:
+            if record.state is BundleState.WITHDRAWN:
+                self._withdraw(record, received.digest)
+            return
+        self.bundles.append(received.digest)
+        if not complete:
             self.damaged.append(received.digest)
+
+    def _withdraw(self, record: BundleRecord, digest: Digest) -> None:
+        recorded_at = None if self.unsigned else self.deps.clock()
+        with self.deps.sessions.transaction() as session:
+            if behind.withdraw(digest, record, recorded_at=recorded_at, session=session):
+                self.withdrawn.append(digest)
 
     def tag(self, name: str) -> None:
         content = self.deps.records.find(name)
@@ -112,8 +136,11 @@ class _Reading:
         with self.deps.sessions.transaction() as session:
             gone = partial(self._is_gone, name)
             reason = _add_tag(tag, session, gone=gone, rewrite=self.unsigned)
+            moved = reason == "" and not self.unsigned and behind.move(tag, now=self.deps.clock(), session=session)
         if reason is None:
             self.tags.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
+        elif moved:
+            self.moved.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
         elif reason:
             self.refused[name] = reason
 
@@ -159,13 +186,15 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite
         blob_rows.ensure_namespace(manifest.namespace, now=now, session=session)
         fleet_rows.insert_profile(manifest.profile, now=now, session=session)
         # What was condemned lives again; what is being deleted is not there any more.
-        going = set(blob_rows.hold_blobs((blob.digest for blob in manifest.blobs), session=session))
         sources = [blob for blob in manifest.spec.blobs if arrived.sizes.get(blob.digest) == blob.size_bytes]
-        missing = [
+        wanted = blobs.distinct((*manifest.blobs, *sources))
+        going = set(blob_rows.hold_blobs((blob.digest for blob in wanted), session=session))
+        lacking = {
             blob.digest
-            for blob in blobs.distinct((*manifest.blobs, *sources))
+            for blob in sorted(wanted, key=lambda blob: blob.digest)
             if blob.digest in going or not _add_blob(blob, received, arrived=arrived, deps=deps, session=session)
-        ]
+        }
+        missing = [blob.digest for blob in manifest.blobs if blob.digest in lacking]
         row = bundles.insert(received, state=record.state, envelope=record.envelope, now=now, session=session)
         row.published_at, row.withdrawn_at = record.published_at, record.withdrawn_at
         row.withdrawn_reason, row.replacement = record.withdrawn_reason, record.replacement

@@ -67,7 +67,7 @@ class _Pass:
         if digests:
             session.expunge_all()
             rows.delete_bundles(digests, session)
-            record_rows.begin_forgetting(digests, session=session)
+            record_rows.begin_forgetting(digests, now=now, session=session)
         self.done = replace(self.done, bundles=self.done.bundles + digests)
         return bool(digests)
 

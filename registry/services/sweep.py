@@ -29,6 +29,7 @@ from registry.db import builds as rows
 from registry.db import fleet as fleet_rows
 from registry.db import queue
 from registry.db import tokens as token_rows
+from registry.db.bundles import hold_bundles
 from registry.db.models import BuildRow
 from registry.deps import BEGINNING, Deps
 from registry.services import arrivals, blobs, damage, records, unreadable, waiting
@@ -104,7 +105,9 @@ def expire_leases(deps: Deps) -> tuple[tuple[str, ...], tuple[str, ...]]:
     with deps.sessions.transaction() as session:
         # Who holds a lease of before the clock was set back renews it; a ticket that was sent then is sent again.
         rows.shorten_leases(session, over=now + deps.settings.lease + CLOCK_MARGIN, to=now + deps.settings.lease)
-        for row in rows.expired_builds(session, now=now):
+        over = rows.expired_builds(session, now=now)
+        hold_bundles((row.requalify for row in over if row.requalify), session)
+        for row in over:
             # Somebody may renew between the two statements: then the lease is another one.
             same = BuildRow.lease_expires_at == row.lease_expires_at
             lost = row.lost_leases + 1
@@ -161,7 +164,8 @@ def explain_waiting(deps: Deps) -> int:
     if not changed:
         return 0
     with deps.sessions.transaction() as session:
-        return sum(queue.say_waiting(row, reason, session) for row, reason in changed)
+        held = set(session.scalars(rows.free(BuildRow.id.in_([row.id for row, _ in changed]))))
+        return sum(queue.say_waiting(row, reason, session) for row, reason in changed if row.id in held)
 
 
 def resend_tickets(deps: Deps) -> tuple[str, ...]:
@@ -203,12 +207,13 @@ def hash_uploads(deps: Deps, *, start: Digest | None = None) -> int:
     """Hash what has arrived and no store has compared: blobs in parts, and all where the store does not do it.
 
     Returns how many blobs are stored now. A pass looks at MOST_HASHED, by digest from `start`, and ends after
-    HASH_SECONDS; without `start` it begins anywhere, so that uploads which never arrive keep nobody from his turn.
+    HASH_SECONDS; without `start` it begins anywhere, so that uploads which never arrive keep nobody from his turn, or,
+    every other time, with what was begun.
     """
     in_parts = isinstance(deps.store, KeepsIncoming)
     if deps.store.enforces_checksum and not in_parts:
         return 0
-    start = start or damage.anywhere()
+    start = start or deps.hashing.next_begun() or damage.anywhere()
     with deps.sessions.reading() as session:
         pending = blob_rows.pending_blobs(
             session,

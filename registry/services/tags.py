@@ -7,7 +7,7 @@ Where it stands for code that was tuned on the card, code of the same key that w
 place for as long as that is live, whoever moves it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -20,7 +20,7 @@ from aot.schema.wire.bundles import TagRequest, TagView, UntagReply
 from aot.schema.wire.workers import Scope
 from registry.db import records as record_rows
 from registry.db import tags as rows
-from registry.db.bundles import find_bundle, hold_bundle
+from registry.db.bundles import find_bundle, hold_bundle, hold_bundles
 from registry.db.models import BundleRow
 from registry.db.retention import mark_used
 from registry.services.answers import is_untuned
@@ -50,6 +50,7 @@ def move(
     if bundle is None or (bundle.namespace, bundle.name) != (namespace, name):
         raise BundleNotFound(f"there is no bundle {request.bundle} of {namespace}/{name}", hint="search for bundles")
     require_live(bundle)
+    rows.take_turn(namespace, name, session)
     if request.expected is None:
         if not put(tag, bundle=bundle, now=now, session=session):
             raise _tuned_stays(tag, bundle)
@@ -79,6 +80,7 @@ def remove(
     Raises Forbidden, TagNotFound, and TagMoved naming what the tag stands for.
     """
     by.require(Scope.TAG, reference.namespace)
+    rows.take_turn(reference.namespace, reference.name, session)
     standing = rows.hold_tags(reference, session)
     if not standing:
         raise TagNotFound(f"there is no {reference}", hint="`aot ls` shows the tags of each bundle")
@@ -91,7 +93,7 @@ def remove(
             details={"found": found},
         )
     mark_used([row.bundle for row in going], now=now, session=session)
-    record_rows.begin_forgetting_tags(going, session=session)
+    record_rows.begin_forgetting_tags(going, now=now, session=session)
     for row in going:
         session.delete(row)
     removed = (
@@ -118,14 +120,18 @@ def put(tag: Tag, *, bundle: BundleRow, now: datetime, session: Session) -> bool
         # Made by somebody else between the two statements: and may be removed by the next.
 
 
-def hold(wanted: Sequence[Tag], *, bundle: BundleRow, session: Session) -> None:
-    """Keep others off these tags before the first of several moves to `bundle`.
+def hold(wanted: Sequence[Tag], *, bundle: BundleRow, also: Iterable[Digest] = (), session: Session) -> None:
+    """Keep others off these tags, and what they stand for, before the first of several moves to `bundle`.
 
-    Who removes a tag holds it first, then what it stands for. Who moved one that stands for the same, and then came to
-    that tag, would wait for him, and he for that bundle.
+    `also`: bundles that the same transaction changes besides. Who removes a tag holds it first, then what it stands
+    for. Who moved one that stands for the same, and then came to that tag, would wait for him, and he for that bundle.
     """
-    if len(wanted) > 1:
-        rows.hold_several([_place(tag, bundle) for tag in wanted], session)
+    more = tuple(also)
+    if wanted:
+        rows.take_turn(bundle.namespace, bundle.name, session)
+    if len(wanted) + len(more) > 1:
+        standing = rows.hold_several([_place(tag, bundle) for tag in wanted], session)
+        hold_bundles((*standing, *more), session)
 
 
 def require_live(bundle: BundleRow) -> None:

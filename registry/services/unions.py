@@ -34,7 +34,7 @@ def put_tags(wanted: Sequence[Tag], *, bundle: BundleRow, spec: Spec, now: datet
     """
     put = _put if is_union(spec) else tags.put
     tags.hold(wanted, bundle=bundle, session=session)
-    for tag in wanted:
+    for tag in sorted(wanted):
         put(tag, bundle=bundle, now=now, session=session)
 
 
@@ -44,7 +44,7 @@ def put_tags_again(wanted: Sequence[Tag], *, bundle: BundleRow, spec: Spec, now:
     A tag that stands for what a union lacks stays where it is: others have written back since.
     """
     tags.hold(wanted, bundle=bundle, session=session)
-    for tag in wanted:
+    for tag in sorted(wanted):
         with contextlib.suppress(Conflict):
             put_tags((tag,), bundle=bundle, spec=spec, now=now, session=session)
 

@@ -32,9 +32,12 @@ def reject_unproven(deps: Deps) -> tuple[Digest, ...]:
     rejected: list[Digest] = []
     after: Digest | None = None
     while True:
-        with deps.sessions.transaction() as session:
+        with deps.sessions.reading() as session:
             page = retention_rows.unproven_bundles(session, since=_since(deps), after=after, limit=AT_ONCE)
-            rejected += [digest for digest, build in page if _reject(digest, build, deps, session)]
+        for digest, build in page:  # one a transaction: it waits for a build with nothing else held
+            with deps.sessions.transaction() as session:
+                if _reject(digest, build, deps, session):
+                    rejected.append(digest)
         if not page:
             return tuple(rejected)
         after = page[-1][0]

@@ -43,7 +43,7 @@ PAGE = """<!doctype html>
 PLACE = "#/components/schemas/"
 # Keys of a schema that say more than its type, in the order they are told.
 LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "format")
-MOST_EXAMPLE = 20
+MOST_EXAMPLE = 40
 
 
 class ReferencePage(OpenAPIRenderPlugin):
@@ -131,8 +131,12 @@ def _spell(schema: Mapping[str, Any]) -> str:
             words = [kind if isinstance(kind, str) else " or ".join(kind or ()), schema.get("title") or ""]
             words += [f"{key} {schema[key]}" for key in LIMITS if key in schema]
             example = next(iter(schema.get("examples") or ()), None)
-            words += [] if example is None else [f"such as {str(example)[:MOST_EXAMPLE]}"]
+            words += [] if example is None else [f"such as {_cut(str(example))}"]
             return escape(" ".join(filter(None, words)))
+
+
+def _cut(example: str) -> str:
+    return example if len(example) <= MOST_EXAMPLE else f"{example[: MOST_EXAMPLE // 2]}..."
 
 
 def _content(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -68,6 +68,15 @@ def test_a_worker_lives_while_it_is_heard(service: Service) -> None:
     assert service.call("list_workers").workers[0].live
 
 
+def test_what_one_of_two_workers_lacks_is_told_so_and_when_an_ended_one_is_forgotten(service: Service) -> None:
+    service.register(a_profile(packages={"numpy": "2.1.0"}))
+    said = "no package scipy, which this worker has as 1.9; package numpy 2.1.0, which this worker does not have"
+    with pytest.raises(Conflict) as refusal:
+        service.register(a_profile(packages={"scipy": "1.9"}), worker="worker-2")
+    assert all(part in refusal.value.message for part in said.split("; ")) and "None" not in refusal.value.message
+    assert "90 seconds" in (refusal.value.hint or "")
+
+
 def test_a_profile_that_another_live_worker_holds_is_not_replaced(service: Service) -> None:
     service.register(a_gpu_profile())
     other = a_gpu_profile(

@@ -8,6 +8,7 @@ from sqlalchemy import text
 from aot.schema.codec import encode
 from aot.schema.guard import HostGuard
 from aot.schema.manifest import decode_manifest
+from aot.schema.wire.bundles import TagRequest
 from aot.trust import TrustedKeys
 from registry.db import records as record_rows
 from registry.db.migrate import configuration
@@ -15,7 +16,9 @@ from registry.db.models import BundleRow, GuardRow
 from registry.services import guards, records
 from tests.builders import a_profile
 from tests.integration.test_registry_postgres import database_url  # noqa: F401
+from tests.integration.test_registry_reindex import TAG_OF_ONE
 from tests.integration.test_registry_retention import a_bundle
+from tests.integration.test_registry_tags import away
 from tests.service import Service, a_service
 
 # The statements of the release before, in its order.
@@ -124,13 +127,30 @@ def test_a_record_that_was_written_after_its_bundle_expired_is_removed(service: 
         [row] = record_rows.unrecorded_bundles(session, bundle=bundle, limit=1)
     execute(service, *DELETES, bundle=str(bundle))
     with service.deps.sessions.transaction() as session:
-        record_rows.begin_forgetting([bundle], session=session)
-        [(_, note)] = record_rows.forgotten_bundles(session, limit=1)
+        record_rows.begin_forgetting([bundle], now=service.clock(), session=session)
+        [due] = record_rows.forgotten_bundles(session, limit=1)
     records._write(row, service.deps)
     with service.deps.sessions.transaction() as session:
-        record_rows.end_forgetting(bundle, note, session=session)  # who has removed the record that was before
+        record_rows.end_forgetting(bundle, due.note, session=session)  # who has removed the record that was before
     assert service.deps.records.find(name) is not None
     assert records.forget_due(service.deps) == 1
     assert service.deps.records.find(name) is None
     records._write(row, service.deps)  # also where nobody is at it any more
     assert records.forget_due(service.deps) == 1 and service.deps.records.find(name) is None
+
+
+def test_what_an_old_registry_removes_once_more_is_removed_whatever_its_record_tells(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It notes that with a note that tells no time, where a note that tells one may be left."""
+    bundle = a_bundle(service, "one", tags=("prod",))
+    where = {"namespace": "default", "name": "one", "tag": "prod"}
+    with monkeypatch.context() as patched:
+        patched.setattr(type(service.deps.records), "delete", away)
+        service.call("untag", **where)
+    service.clock.advance(60)
+    service.call("tag", TagRequest(bundle=bundle), **where)
+    assert service.deps.records.find(TAG_OF_ONE) is not None
+    execute(service, "DELETE FROM tags", "UPDATE forgotten_tags SET note = :note", note="ab" * 16)
+    assert records.forget_due(service.deps) == 1
+    assert service.deps.records.find(TAG_OF_ONE) is None

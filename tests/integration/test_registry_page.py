@@ -86,6 +86,15 @@ def test_the_page_needs_no_token_and_the_endpoints_still_do(service: Service) ->
     assert service.http.get("/v1/bundles").status_code == 401
 
 
+def test_an_example_is_whole_or_says_that_it_was_cut() -> None:
+    def shown(example: str) -> str:
+        described = {"properties": {"text": {"type": "string", "examples": [example]}}}
+        return page_of({"info": {"title": "", "version": ""}, "paths": {}, "components": {"schemas": {"T": described}}})
+
+    assert "such as default/minilm:latest<" in shown("default/minilm:latest")
+    assert "such as sha256:0000000000000...<" in shown("sha256:" + 64 * "0")
+
+
 def test_a_description_cannot_write_markup_into_the_page() -> None:
     text = "<script>alert(1)</script>"
     described = {"type": "object", "description": text, "properties": {text: {"type": "string", "title": text}}}

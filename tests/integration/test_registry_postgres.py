@@ -177,14 +177,14 @@ def test_who_removes_a_tag_and_who_is_at_it_too_never_wait_for_each_other(servic
 
     with ThreadPoolExecutor(1) as pool:
         with deps.sessions.transaction() as session:
-            record_rows.begin_forgetting_tags(tag_rows.hold_tags(prod, session), session=session)
+            record_rows.begin_forgetting_tags(tag_rows.hold_tags(prod, session), now=service.clock(), session=session)
         with deps.sessions.transaction() as session:
             held = tag_rows.hold_tags(prod, session)
             going = pool.submit(meet)
             time.sleep(0.4)
             assert not going.done()
             mark_used([row.bundle for row in held], now=service.clock(), session=session)
-            record_rows.begin_forgetting_tags(held, session=session)
+            record_rows.begin_forgetting_tags(held, now=service.clock(), session=session)
         assert going.result(20)
 
 

@@ -1,11 +1,13 @@
 """The queue over HTTP: classes, turns of namespaces, limits, tickets, another try, and the reasons that are told."""
 
+import sqlite3
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from aot.errors import (
     BuildFinished,
@@ -20,6 +22,9 @@ from aot.schema.state import BuildState
 from aot.schema.wire.builds import CancelRequest, FailRequest, ProgressRequest, ReleaseRequest, RetryRequest, Ticket
 from aot.schema.wire.errors import ErrorBody
 from aot.schema.wire.workers import Scope
+from registry.db.builds import shorten_leases
+from registry.db.models import BuildRow
+from registry.db.queue import make_ready
 from registry.services.sweep import explain_waiting, resend_tickets
 from registry.services.turns import BULK_WAITS, RunningLimits
 from registry.settings import Settings
@@ -260,3 +265,21 @@ def test_a_step_of_the_sweeper_that_fails_keeps_no_other_from_its_turn(service: 
     assert service.call("list_builds", query={"state": "queued"}).builds[0].name == "held", "its lease has run out"
     swept = service.sweep()
     assert (swept.tokens, swept.recorded, swept.expired) == (0, 1, ()), "the rest was done in the pass before"
+
+
+def test_more_builds_than_a_statement_takes_parameters(service: Service) -> None:
+    builds = [submit(service, f"many{number}") for number in range(20)]
+    reason = "no live worker"
+    with service.deps.sessions.transaction() as session:
+        session.connection().connection.driver_connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 10)
+        session.execute(text("UPDATE builds SET waiting = :reason"), {"reason": reason})
+        make_ready(Name("cpu-v3"), unless=(reason,), session=session)
+        assert session.scalar(text("SELECT count(*) FROM builds WHERE waiting = ''")) == len(builds)
+        now = service.clock()
+        session.execute(
+            text("UPDATE builds SET state = 'running', lease_expires_at = :at"), {"at": now + timedelta(days=1)}
+        )
+        shorten_leases(session, over=now, to=now)
+        over = session.scalars(select(BuildRow).where(BuildRow.lease_expires_at == now)).all()
+        assert len(over) == len(builds)
+        session.rollback()

@@ -283,7 +283,7 @@ def test_a_bundle_published_again_keeps_its_new_record(service: Service, monkeyp
     bundle = a_bundle(service, "one")
     row = bundle_record(service, bundle)
     with service.deps.sessions.transaction() as session:
-        record_rows.begin_forgetting([bundle, bundle], session=session)
+        record_rows.begin_forgetting([bundle, bundle], now=service.clock(), session=session)
     assert records.forget_due(service.deps) == 1 and records.forget_due(service.deps) == 0
     assert service.deps.records.find(records.bundle_name(bundle)) is None
     assert service.sweep().recorded == 1

@@ -96,3 +96,8 @@ def test_every_refusal_has_the_one_shape(http, method: str, path: str, status: i
     assert (reply.status_code, reply.json()["code"]) == (status, code)
     assert set(json.loads(reply.content)) <= {"code", "message", "hint", "details"}
     assert reply.headers["content-type"] == "application/json"
+
+
+def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(http) -> None:
+    message = http.delete("/refuse").json()["message"]
+    assert message == "wanted GET or OPTIONS of /refuse, found DELETE"

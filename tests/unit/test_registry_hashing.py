@@ -1,6 +1,7 @@
 """Hashing in slices: what takes long goes on in the next pass, and small ones have their turn meanwhile."""
 
 import io
+import time
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -103,3 +104,49 @@ def test_what_nobody_goes_on_with_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hashing, "FORGOTTEN_SECONDS", -1.0)
     hashed.hash(("other",), Digest.of(b"other"), other)
     assert opening.open == 0
+
+
+def test_what_gets_forward_goes_on_for_as_long_as_its_bytes_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, opening, hashed = [time.monotonic()], Opening(LARGE), Hashing()
+    monkeypatch.setattr(hashing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hashing, "SLOWEST_BYTES_PER_SECOND", CHUNK_BYTES // 100)
+    monkeypatch.setattr(hashing, "FORGOTTEN_SECONDS", 50.0)
+    assert not hashed.goes_on(KEY), "it was not begun"
+    goes_on = []
+    for seconds in (49, 49, 49, 49):  # two chunks are worth 200 s, and 50 are given besides
+        assert hashed.hash(KEY, Digest.of(LARGE), opening, seconds=-1) is None
+        now[0] += seconds
+        goes_on.append(hashed.goes_on(KEY))
+    now[0] += 270
+    assert (goes_on, hashed.goes_on(KEY)) == ([True] * 4, False)
+    now[0] -= 270
+    assert hashed.hash(KEY, Digest.of(LARGE), opening) is not None
+    now[0] += 600
+    assert hashed.goes_on(KEY), "it may be copied for as long"
+    now[0] += 300
+    assert not hashed.goes_on(KEY)
+    hashed.forget(KEY)
+    assert not hashed.goes_on(KEY)
+
+
+def test_every_other_pass_goes_on_with_what_has_waited_longest() -> None:
+    contents = [LARGE, LARGE + b"1", LARGE + b"2"]
+    digests, hashed = [Digest.of(content) for content in contents], Hashing()
+    assert [hashed.next_begun() for _ in range(2)] == [None, None]
+
+    def go_on(number: int) -> None:
+        assert hashed.hash((str(number),), digests[number], Opening(contents[number]), seconds=-1) is None
+
+    for number in range(3):
+        go_on(number)
+    offered = [hashed.next_begun() for _ in range(6)]
+    assert offered == [digests[0], None, digests[1], None, digests[2], None], "also where nobody can go on with it"
+    go_on(0)
+    assert [hashed.next_begun() for _ in range(2)] == [digests[1], None]
+    assert hashed.hash(("1",), digests[1], Opening(contents[1])) is not None
+    go_on(2)
+    go_on(0)
+    assert [hashed.next_begun() for _ in range(2)] == [digests[1], None], "hashed, its copy may go on"
+    for number in range(3):
+        hashed.forget((str(number),))
+    assert hashed.next_begun() is None

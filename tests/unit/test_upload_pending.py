@@ -80,6 +80,49 @@ def test_but_no_longer_than_it_may(
         pending.upload(client, DEFAULT, BLOBS, files, should_stop=lambda: "cancelled")
 
 
+class Passing:
+    """In place of `time`: it passes only while somebody sleeps."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ({}, 1800),
+        ({"size_bytes": 1 << 40}, 1800 + (1 << 16)),
+        ({"size_bytes": 16 << 20}, 1801),
+        ({"size_bytes": 1 << 60}, 86400),
+        ({"size_bytes": 10**400}, 86400),
+        ({"size_bytes": -(1 << 40)}, 1800),
+        ({"size_bytes": "1099511627776"}, 1800),
+        ({"size_bytes": None}, 1800),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_takes_long_to_hash_is_waited_for_longer_and_no_longer_than_a_day(
+    told: dict[str, Any], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the registry says."""
+    time = Passing()
+    monkeypatch.setattr(pending, "time", time)
+    monkeypatch.setattr(pending, "PENDING_PAUSE", 2.0)
+    monkeypatch.setattr(pending, "STOP_PAUSE", 2.0)
+
+    def send() -> str:
+        raise BlobPending("it is still being hashed", details=told)
+
+    with pytest.raises(BlobPending):
+        pending.while_pending(send)
+    assert seconds < time.now <= seconds + 4
+
+
 def test_what_has_no_file_is_left_out_only_where_that_was_asked_for(
     service: Service, files: dict[Digest, Path]
 ) -> None:

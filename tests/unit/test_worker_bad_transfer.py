@@ -17,13 +17,13 @@ from registry.db.models import BlobRow
 from registry.services.damage import quarantine_if_wrong
 from registry.services.fsck import fsck
 from registry.services.suspects import MOST_A_RELEASE, Suspects
+from tests import worker_stand
 from tests.builders import BYTES, a_manifest, a_profile, a_qualification, a_readable_artifact, altered
 from tests.simulator import SimulatedReply
-from tests.unit import test_worker_run
-from tests.unit.test_worker_run import Stand
+from tests.worker_stand import Stand
 from worker.run import MOST_HOST_FAULTS, Ended, run_build
 
-stand = test_worker_run.stand  # a fixture
+stand = worker_stand.stand  # a fixture
 
 
 def a_pushed(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Digest, Any]:

@@ -1,10 +1,8 @@
 """`run_build` against the real application: every way in which an attempt can end."""
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from aot.bundle import read_bundle
-from aot.client.refusals import through
 from aot.errors import (
     AotError,
     BackendFailed,
@@ -22,7 +19,6 @@ from aot.errors import (
     Forbidden,
     InvalidSpec,
     LocalStorageFull,
-    NotARegistry,
     NotFound,
     QualificationFailed,
     RegistryUnreachable,
@@ -30,89 +26,19 @@ from aot.errors import (
     TagMoved,
 )
 from aot.pipeline import publish_bundle
-from aot.schema.digest import Digest
 from aot.schema.guard import HostGuard
-from aot.schema.names import Name, Reference, Tag
+from aot.schema.names import Name, Reference
 from aot.schema.report import Qualification
 from aot.schema.state import BuildState, BundleState
-from aot.schema.wire.blobs import Link
-from aot.schema.wire.builds import BuildView, CancelRequest, SubmitReply
-from aot.schema.wire.workers import Scope
-from tests.builders import a_manifest, a_profile, a_qualification, a_readable_artifact, a_spec, altered, host_guards
-from tests.fake_backend import FakeBackend, Work, a_packed_source
-from tests.service import Service, a_service
-from tests.simulator import SimulatedReply
-from tests.transport import AppTransport, client_of
+from aot.schema.wire.builds import SubmitReply
+from tests import worker_stand
+from tests.builders import a_manifest, a_profile, a_qualification, a_readable_artifact, altered, host_guards
+from tests.fake_backend import Work
+from tests.transport import client_of
+from tests.worker_stand import Stand, fail_with, next_turn, of_link
 from worker.run import MOST_HOST_FAULTS, Bench, Ended, run_build
 
-
-@dataclass
-class Stand:
-    """A worker at its bench, a registry, and one submitted build."""
-
-    service: Service
-    bench: Bench
-    transport: AppTransport
-    backend: FakeBackend
-    build: str
-    spec: Any
-
-    def run(self, act: Callable[[Work], None] = lambda work: None) -> Ended:
-        self.backend.act = act
-        return run_build(self.bench)
-
-    def view(self) -> BuildView:
-        return self.service.call("get_build", build=self.build)
-
-    def cancel(self) -> None:
-        self.service.call("cancel", CancelRequest(reason="changed my mind"), build=self.build)
-
-    def away(self, seconds: float) -> None:
-        """The registry cannot be reached for a while."""
-        self.transport.gone = True
-        threading.Timer(seconds, lambda: setattr(self.transport, "gone", False)).start()
-
-    def leads_to_bytes(self, url: str) -> bool:
-        """Whether it is a link, of the registry's own store or of another."""
-        return "/blobs/" in url or self.service.http.leads_away(url)
-
-
-@pytest.fixture
-def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    backend = FakeBackend()
-    monkeypatch.setattr("worker.run.build_bundle", backend.build)
-    with a_service(tmp_path / "registry") as service:
-        service.register(a_profile())
-        client = client_of(service, token=service.token(Scope.CLAIM))
-        assert isinstance(client.transport, AppTransport)
-        bench = Bench(
-            name=Name("worker-1"),
-            client=client,
-            profiles=(a_profile(),),
-            scratch=tmp_path / "scratch",
-            shared_caches=tmp_path / "toolchain",
-            sandbox=None,
-            trust_sources=frozenset({"default"}),
-            stopping=threading.Event(),
-        )
-        spec = a_spec(source=a_packed_source(tmp_path / "source"))
-        build = service.submit(spec, tags=(Tag("latest"),)).build.id
-        yield Stand(service, bench, client.transport, backend, build, spec)
-
-
-def of_link(error: AotError) -> AotError:
-    """The same as the client raises it where a link led to it."""
-    link = Link(digest=Digest.of(b"source"), size_bytes=6, url="http://store/source", method="GET")
-    with contextlib.suppress(type(error)), through(link):
-        raise error
-    return error
-
-
-def fail_with(error: BaseException) -> Callable[[Work], None]:
-    def act(work: Work) -> None:
-        raise error
-
-    return act
+stand = worker_stand.stand  # a fixture
 
 
 def test_a_build_is_published_with_its_tags_and_leaves_no_scratch(stand: Stand) -> None:
@@ -241,22 +167,6 @@ def test_a_union_that_is_joined_often_takes_the_disk_of_one(stand: Stand, monkey
     assert there == [["join-9"], ["join-8", "join-9"], ["join-7", "join-8"], ["join-6", "join-7"]]
 
 
-def shorten_lease(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a second, as the worker counts it."""
-    claim = stand.bench.client.claim
-
-    def short(*args: Any, **options: Any) -> Any:
-        reply = claim(*args, **options)
-        return altered(reply, claim=altered(reply.claim, lease_seconds=1.0))
-
-    monkeypatch.setattr(stand.bench.client, "claim", short)
-
-
-def next_turn(stand: Stand) -> None:
-    stand.service.clock.advance(61)  # a worker is not handed what it gave back just now
-    stand.service.register(a_profile())
-
-
 def test_host_faults_without_end_fail_the_build(stand: Stand) -> None:
     ended = []
     for _ in range(MOST_HOST_FAULTS):
@@ -354,124 +264,6 @@ def test_a_source_of_a_namespace_without_trust_is_refused_without_a_sandbox(stan
     error = stand.view().error
     assert error is not None
     assert (error.code, "namespace default" in error.message, stand.backend.works) == ("forbidden", True, [])
-
-
-def test_a_registry_that_is_away_at_the_claim_is_told_to_the_caller(stand: Stand) -> None:
-    stand.transport.gone = True
-    with pytest.raises(RegistryUnreachable):
-        stand.run()
-    assert stand.view().attempt == 0
-
-
-def test_a_registry_that_is_away_during_the_compile_costs_nothing(stand: Stand) -> None:
-    def act(work: Work) -> None:
-        stand.away(1.2)
-        time.sleep(1.5)
-
-    assert stand.run(act) is Ended.PUBLISHED
-
-
-@pytest.mark.parametrize("path", ["/uploads", "/publish"])
-def test_a_registry_that_is_away_at_the_end_is_waited_for(
-    stand: Stand, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send, once = stand.transport.send, []
-
-    def sent(method: str, url: str, **options: Any) -> Any:
-        if path in url and not once:
-            once.append(url)
-            stand.away(1.0)
-        return send(method, url, **options)
-
-    monkeypatch.setattr(stand.transport, "send", sent)
-    assert stand.run() is Ended.PUBLISHED
-    assert once and stand.view().state is BuildState.PUBLISHED
-
-
-@pytest.mark.parametrize("path", ["/progress", "/uploads", "PUT", "/publish"])
-def test_a_proxys_page_instead_of_the_registry_costs_no_finished_build(
-    stand: Stand, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = page_instead_of(path, stand, monkeypatch)
-    assert stand.run() is Ended.PUBLISHED
-    assert pages and stand.view().state is BuildState.PUBLISHED
-
-
-def test_nor_does_it_keep_a_build_that_is_given_back(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = page_instead_of("/release", stand, monkeypatch)
-    assert stand.run(fail_with(OSError(5, "Input/output error"))) is Ended.RELEASED
-    assert pages and stand.view().state is BuildState.QUEUED
-
-
-def test_a_page_that_stays_while_the_source_is_fetched_gives_the_build_back(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(*args: Any, **options: Any) -> None:
-        raise NotARegistry("answered 404 with text/html")
-
-    monkeypatch.setattr("worker.run.fetch_source", fetch)
-    assert stand.run() is Ended.RELEASED
-
-
-def page_instead_of(path: str, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The first request whose address ends so, or of that method, is answered by an ingress without its service."""
-    send, pages = stand.transport.send, list[str]()
-
-    def sent(method: str, url: str, **options: Any) -> Any:
-        if (url.endswith(path) or method == path) and not pages:
-            pages.append(url)
-            return SimulatedReply(404, b"<html>default backend</html>", {"content-type": "text/html"})
-        return send(method, url, **options)
-
-    monkeypatch.setattr(stand.transport, "send", sent)
-    return pages
-
-
-def test_a_failure_is_told_to_a_registry_that_comes_back(stand: Stand) -> None:
-    def act(work: Work) -> None:
-        stand.away(1.0)
-        raise BackendFailed("the compiler crashed")
-
-    assert stand.run(act) is Ended.FAILED
-    assert stand.view().state is BuildState.FAILED
-
-
-def test_a_registry_that_stays_away_longer_than_the_lease_ends_the_work(
-    tmp_path: Path, stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_lease(stand, monkeypatch)
-
-    def act(work: Work) -> None:
-        stand.transport.gone = True
-        work.wait_until_stopped(seconds=10)
-
-    assert stand.run(act) is Ended.STOPPED
-
-
-def test_a_registry_that_is_away_while_the_source_is_fetched_gives_the_build_back(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(*args: Any, **options: Any) -> None:
-        raise RegistryUnreachable("could not reach the store")
-
-    monkeypatch.setattr("worker.run.fetch_source", fetch)
-    assert stand.run() is Ended.RELEASED
-    assert stand.view().waiting == "worker-1 gave it back: could not reach the store"
-
-
-def test_an_answer_to_publish_that_was_lost_is_asked_for_again(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, once = stand.transport.send, []
-
-    def sent(method: str, url: str, **options: Any) -> Any:
-        reply = send(method, url, **options)
-        if url.endswith("/publish") and not once:
-            once.append(url)
-            raise RegistryUnreachable("the connection was cut", details={"sent": True})
-        return reply
-
-    monkeypatch.setattr(stand.transport, "send", sent)
-    assert stand.run() is Ended.PUBLISHED
-    assert once and stand.view().state is BuildState.PUBLISHED
 
 
 def test_a_pushed_bundle_is_proven_again_from_its_own_artifacts(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,14 @@ from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.state import BuildState
 from aot.schema.wire.errors import ErrorBody
+from tests import worker_stand
 from tests.builders import a_profile
 from tests.simulator import SimulatedReply
-from tests.unit import test_worker_run
-from tests.unit.test_worker_run import Stand, next_turn, shorten_lease
+from tests.worker_stand import Stand, next_turn, shorten_lease
 from worker.attempt import Attempt
 from worker.run import MOST_HOST_FAULTS, Ended
 
-stand = test_worker_run.stand  # a fixture
+stand = worker_stand.stand  # a fixture
 
 
 @pytest.mark.parametrize("error", [BlobMissing("not there"), DigestMismatch("other bytes")], ids=lambda e: e.code)

@@ -262,6 +262,9 @@ def test_a_model_that_the_lock_does_not_pin_runs_eagerly_and_says_so(
     simulator.add(a_manifest())
     lock = a_lock_file(tmp_path, a_manifest(a_spec(name="other")))
     assert "the lock does not pin default/mini:latest" in load(config, lock=lock).reasons[0]
+    with pytest.raises(InvalidInput) as caught:
+        load(config, lock=lock, fallback="raise")
+    assert (caught.value.hint or "").startswith("name what it pins")
 
 
 def test_a_lock_brings_its_trusted_keys(simulator: RegistrySimulator, config: Config, tmp_path: Path) -> None:

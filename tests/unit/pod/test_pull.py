@@ -3,6 +3,7 @@
 import errno
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from msgspec import structs
@@ -187,6 +188,22 @@ def test_explain_names_every_artifact_and_fetches_no_bytes(simulator: RegistrySi
     assert [type(decision.verdict).__name__ for decision in selection.decisions] == ["Accepted", "Rejected"]
     assert [one.path for one in simulator.sent] == ["/v1/models/default/mini/latest"]
     assert not config.cache_dir.exists()
+
+
+@pytest.mark.parametrize("pinned", ["by nothing", "by its digest", "by a lock"])
+def test_who_fetches_nothing_asks_for_no_links(
+    simulator: RegistrySimulator, config: Config, tmp_path: Path, pinned: str
+) -> None:
+    """On a cold node, where a pod's first request brings them along."""
+    digest = simulator.add(a_manifest())
+    reference = f"mini@{digest}" if pinned == "by its digest" else "mini"
+    lock = a_lock_file(tmp_path, a_manifest()) if pinned == "by a lock" else None
+    pod.explain(reference, config=config, lock=lock)
+    assert pod.look_up(reference, config=config, lock=lock).candidates[0].links == ()
+    assert [urlsplit(one.url).query for one in simulator.sent] == ["", ""]
+    simulator.sent.clear()
+    pod.pull(reference, config=config, lock=lock, environment=an_environment())
+    assert urlsplit(simulator.sent[0].url).query == "links=true"
 
 
 def test_the_fallback_may_come_from_the_configuration(config: Config) -> None:
