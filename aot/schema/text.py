@@ -27,4 +27,8 @@ def parse_word(text: str, words: type[W], *, of: str) -> W:
     try:
         return words(text)
     except ValueError as error:
-        raise InvalidInput(f"wanted {of} {' or '.join(words)}, found {text!r}") from error
+        from difflib import get_close_matches  # a pod's start has no use for it
+
+        near = get_close_matches(text, list(map(str, words)), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "take one of them as it is written here"
+        raise InvalidInput(f"wanted {of} {' or '.join(words)}, found {text!r}", hint=hint) from error

@@ -105,6 +105,13 @@ def test_a_word_that_is_not_known_is_refused_with_those_that_are(field: str, wro
         a_recipe(**{field: wrong})
     known = {"mode": Mode, "random": Randomness, "regions": Regions}[field]
     assert all(word in caught.value.message for word in known)
+    assert caught.value.hint
+
+
+def test_a_word_that_is_nearly_known_is_asked_about() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        a_recipe(mode="max-autotunes")
+    assert caught.value.hint == "did you mean 'max-autotune'?"
 
 
 @pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A B=1"])
