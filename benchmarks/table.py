@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.card_regions import OF_REGIONS, REGIONS
 from benchmarks.table_caches import missed_caches, render_caches
 from benchmarks.table_wanted import never_begun
 
@@ -20,9 +21,9 @@ MOST_START, MOST_STEADY, MOST_BYTES, MOST_PEAK = 1.05, 1.0, 0.1, 1.02
 MOST_STEADY_LAUNCHES, LEAST_GEOMEAN, LEAST_SPEED = 0.9, 1.7, 1.0
 LEAST_CHEAPER, LEAST_KEPT, LEAST_SAVED = 7.5, 0.95, 0.8
 # Rows that compare no starts.
-OF_BUILDS = ("regions", "regions-tuned", "second-build")
+OF_BUILDS = (*OF_REGIONS, "second-build")
 # Rows in mode default of their own, which stand beside every mode.
-OF_DEFAULT = ("regions", "jit-default")
+OF_DEFAULT = (REGIONS, "jit-default")
 # Programs whose calls are mostly launches, at batch 1.
 LAUNCHES = ("llama-decode",)
 # Graphs hold memory of their own, so the bound on memory is for the modes without.
@@ -102,7 +103,7 @@ def missed(report: Mapping[str, Any], mode: str) -> Iterator[str]:
         ratio = peak_ratio(of_model)
         if ratio and ratio > MOST_PEAK and mode in WITHOUT_GRAPHS:
             yield f"{model}: peak memory ours / eager {ratio:.3f}, wanted at most {MOST_PEAK}"
-    for row in (one for one in report["rows"] if one["row"] == "regions"):
+    for row in (one for one in report["rows"] if one["row"] == REGIONS):
         if row["times_cheaper"] < LEAST_CHEAPER:
             yield f"{row['model']}: regions compile {row['times_cheaper']:.1f}x cheaper, wanted {LEAST_CHEAPER}x"
         for batch, kept in row["speed_kept"].items():
@@ -125,8 +126,8 @@ def _missed_starts(rows: Rows) -> Iterator[str]:
     for model, of_model in rows.items():
         ours = of_model.get("ours")
         if ours and ours["ratio_median"] > MOST_START:
-            ratios = sorted(this / eager for this, eager in zip(ours["seconds"], ours["eager_seconds"], strict=True))
-            pairs = f"{len(ratios)} pairs, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+            least, most = ours["ratio_range"]
+            pairs = f"{len(ours['seconds'])} pairs, {least:.2f} to {most:.2f}"
             yield f"{model}: start ours / eager {ours['ratio_median']:.3f} ({pairs}), wanted at most {MOST_START}"
 
 
@@ -192,7 +193,7 @@ def _sizes(rows: Rows) -> Iterator[str]:
 
 
 def _regions(report: Mapping[str, Any]) -> Iterator[str]:
-    rows = [row for row in report["rows"] if row["row"] in ("regions", "regions-tuned")]
+    rows = [row for row in report["rows"] if row["row"] in OF_REGIONS]
     if not rows:
         return
     yield "| regions | mode | compile whole | compile regions | cheaper | batch | call whole | regions | eager |"

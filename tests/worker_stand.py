@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from aot.client import RegistryClient
 from aot.client.refusals import through
-from aot.errors import (
-    AotError,
-)
+from aot.errors import AotError
 from aot.schema.digest import Digest
 from aot.schema.names import Name, Tag
 from aot.schema.wire.blobs import Link
@@ -64,19 +63,23 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
         service.register(a_profile())
         client = client_of(service, token=service.token(Scope.CLAIM))
         assert isinstance(client.transport, AppTransport)
-        bench = Bench(
-            name=Name("worker-1"),
-            client=client,
-            profiles=(a_profile(),),
-            scratch=tmp_path / "scratch",
-            shared_caches=tmp_path / "toolchain",
-            sandbox=None,
-            trust_sources=frozenset({"default"}),
-            stopping=threading.Event(),
-        )
+        bench = a_bench(client, tmp_path)
         spec = a_spec(source=a_packed_source(tmp_path / "source"))
         build = service.submit(spec, tags=(Tag("latest"),)).build.id
         yield Stand(service, bench, client.transport, backend, build, spec)
+
+
+def a_bench(client: RegistryClient, directory: Path) -> Bench:
+    return Bench(
+        name=Name("worker-1"),
+        client=client,
+        profiles=(a_profile(),),
+        scratch=directory / "scratch",
+        shared_caches=directory / "toolchain",
+        sandbox=None,
+        trust_sources=frozenset({"default"}),
+        stopping=threading.Event(),
+    )
 
 
 def of_link(error: AotError) -> AotError:

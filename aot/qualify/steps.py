@@ -29,8 +29,7 @@ def start_compiled(proving: Proving, stored: StoredBundle) -> Watched:
 
 def first_coverages(artifacts: Sequence[Artifact]) -> tuple[Coverage, ...]:
     """Return each coverage of the first example, which is what both starts call with."""
-    found = {repr(one.coverage): one.coverage for one in artifacts if one.coverage.example == 0}
-    return tuple(found.values())
+    return tuple(dict.fromkeys(one.coverage for one in artifacts if one.coverage.example == 0))
 
 
 def prove_pair(proving: Proving, eager: Watched, start: Watched, artifacts: Sequence[Artifact]) -> StartProof:

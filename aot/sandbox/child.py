@@ -16,7 +16,7 @@ from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, checked, same_pla
 from aot.sandbox.events import EVENTS_FD, EventReader, OnEvent, ShouldStop
 from aot.sandbox.exit import ChildExit
 from aot.sandbox.limits import Limits, SandboxKind
-from aot.sandbox.room import Room, find_oom_kills, find_room
+from aot.sandbox.room import Room, capped, find_oom_kills, find_room
 from aot.sandbox.talk import Talk
 
 TAIL_BYTES = 16 * 1024
@@ -70,7 +70,7 @@ def run_child(
             "events_fd": writer and writer.fileno(),
             "count": count_processes,
         }
-        spec["bubblewrap"] = sandbox and _write_bubblewrap(sandbox, spec, shown)
+        spec["bubblewrap"] = sandbox and _write_bubblewrap(sandbox, spec, shown, most=capped(limits.memory_bytes, room))
         talk = Talk(spec, events=events, writer=writer, reader=reader, should_stop=should_stop)
         stack.callback(talk.end)
         talk.hold()
@@ -95,13 +95,13 @@ def _open_pipe(stack: contextlib.ExitStack) -> tuple[BinaryIO, BinaryIO]:
     return stack.enter_context(open(source, "rb", buffering=0)), stack.enter_context(open(sink, "wb", buffering=0))
 
 
-def _write_bubblewrap(sandbox: Bubblewrap, spec: dict[str, Any], shown: Sequence[Bind]) -> dict[str, Any]:
+def _write_bubblewrap(sandbox: Bubblewrap, spec: dict[str, Any], shown: Sequence[Bind], *, most: int) -> dict[str, Any]:
     arguments = write_arguments(
         sandbox,
         [*view_system(), *shown],
         env=spec["env"],
         cwd=PurePosixPath(spec["cwd"]),
-        memory_bytes=min(filter(None, (spec["limits"]["memory_bytes"], spec["limits"]["room_bytes"]))),
+        memory_bytes=most,
     )
     return {"program": str(sandbox.program), "arguments": arguments}
 

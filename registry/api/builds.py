@@ -26,10 +26,8 @@ log = structlog.get_logger()
 @endpoint("submit")
 def submit(data: SubmitRequest, deps: Deps, caller: Principal) -> SubmitReply:
     """Ask for a bundle of a spec: one that is live or being built already is the answer."""
-    wanted, where = data.spec.blobs, {"namespace": data.spec.namespace, "sessions": deps.sessions}
-    arrived = blobs.observe(wanted, deps.store, **where)
-    now = deps.clock()
-    with blobs.asking(wanted, clock=deps.clock, **where), deps.sessions.transaction() as session:
+    with blobs.confirming(data.spec.blobs, deps, namespace=data.spec.namespace) as (arrived, session):
+        now = deps.clock()
         submitted = builds.submit(
             data,
             by=caller,
@@ -104,10 +102,8 @@ def retry(data: RetryRequest, build: str, deps: Deps, caller: Principal) -> Subm
     """Build the spec of a failed or cancelled build again."""
     with deps.sessions.reading() as session:
         spec = retries.readable(build, by=caller, session=session).spec
-    where = {"namespace": spec.namespace, "sessions": deps.sessions}
-    arrived = blobs.observe(spec.blobs, deps.store, **where)
-    now = deps.clock()
-    with blobs.asking(spec.blobs, clock=deps.clock, **where), deps.sessions.transaction() as session:
+    with blobs.confirming(spec.blobs, deps, namespace=spec.namespace) as (arrived, session):
+        now = deps.clock()
         submitted = retries.retry(
             build,
             reason=data.reason,

@@ -39,9 +39,7 @@ def push(data: PushRequest, deps: Deps, caller: Principal) -> PublishReply:
     bundles.require_namespace(received, by=caller)
     manifest = received.manifest
     wanted = (*manifest.blobs, *manifest.spec.blobs)
-    where = {"namespace": manifest.namespace, "sessions": deps.sessions}
-    arrived = blobs.observe(wanted, deps.store, **where)
-    with blobs.asking(wanted, clock=deps.clock, **where), deps.sessions.transaction() as session:
+    with blobs.confirming(wanted, deps, namespace=manifest.namespace) as (arrived, session):
         pushed = bundles.push(data, received, by=caller, arrived=arrived, now=deps.clock(), session=session)
     send(pushed.ticket, pushed.queue, deps)
     if pushed.reply.state is BundleState.LIVE:

@@ -108,9 +108,7 @@ def publish(data: PublishRequest, build: str, deps: Deps, caller: Principal) -> 
     bundles.require_namespace(received, by=caller)
     measured = measurements.check(data.measurements)
     wanted = (*received.manifest.blobs, *measured)
-    where = {"namespace": received.manifest.namespace, "sessions": deps.sessions}
-    arrived = blobs.observe(wanted, deps.store, **where)
-    with blobs.asking(wanted, clock=deps.clock, **where), deps.sessions.transaction() as session:
+    with blobs.confirming(wanted, deps, namespace=received.manifest.namespace) as (arrived, session):
         reply = bundles.publish(
             build,
             received,

@@ -31,6 +31,7 @@ from registry.db import blobs as rows
 from registry.db import held as held_rows
 from registry.db.models import BlobRow
 from registry.db.session import Sessions
+from registry.deps import Deps
 from registry.services import holding
 from registry.services.hashing import Hashing
 from registry.services.tokens import Principal
@@ -254,17 +255,19 @@ def keep_open(
 
 
 @contextmanager
-def asking(blobs: Iterable[Blob], *, namespace: Namespace, sessions: Sessions, clock: Clock) -> Iterator[None]:
-    """Around a transaction that confirms: who is told to come again (BlobPending) has asked, which retention counts.
+def confirming(blobs: Sequence[Blob], deps: Deps, *, namespace: Namespace) -> Iterator[tuple[Arrived, Session]]:
+    """Ask the store (`observe`), then open the transaction that confirms.
 
-    With the transaction that note would be undone, and what waits for its turn to be hashed would be given up though
-    its client asks every few seconds.
+    Who is told to come again there (BlobPending) has asked, which retention counts. With the transaction that note
+    would be undone, and what waits for its turn to be hashed would be given up though its client asks again and again.
     """
+    arrived = observe(blobs, deps.store, sessions=deps.sessions, namespace=namespace)
     try:
-        yield
+        with deps.sessions.transaction() as session:
+            yield arrived, session
     except BlobPending:
-        with sessions.transaction() as session:
-            wanted, now = [blob.digest for blob in blobs], clock()
+        with deps.sessions.transaction() as session:
+            wanted, now = [blob.digest for blob in blobs], deps.clock()
             rows.hold_blobs(wanted, session=session)
             rows.touch_views(wanted, namespace=namespace, before=now - ASKED_EVERY, now=now, session=session)
         raise

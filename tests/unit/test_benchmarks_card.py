@@ -44,6 +44,7 @@ def a_row(
         "seconds": [5.0 * ratio, 6.0 * ratio],
         "eager_seconds": [5.0, 6.0],
         "ratio_median": ratio,
+        "ratio_range": [ratio, ratio],
         "added_seconds": 5.5 * (ratio - 1),
         "steady": {"eager": speeds((1, 2.0), (16, 8.0)), "this": speeds((1, ms), (16, 4 * ms), peak=101)},
         "processes": [],

@@ -20,6 +20,7 @@ from tests.builders import a_profile, a_spec, a_toolchain
 from tests.fake_backend import FakeBackend, a_packed_source
 from tests.service import Service, a_service
 from tests.transport import client_of
+from tests.worker_stand import a_bench
 from worker.presence import Presence
 from worker.run import Bench
 from worker.settings import Settings
@@ -38,16 +39,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def bench(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("worker.run.build_bundle", FakeBackend().build)
-    return Bench(
-        name=Name("worker-1"),
-        client=client_of(service, token=service.token(Scope.CLAIM)),
-        profiles=(a_profile(),),
-        scratch=tmp_path / "scratch",
-        shared_caches=tmp_path / "toolchain",
-        sandbox=None,
-        trust_sources=frozenset({"default"}),
-        stopping=threading.Event(),
-    )
+    return a_bench(client_of(service, token=service.token(Scope.CLAIM)), tmp_path)
 
 
 def submitted(service: Service, tmp_path: Path) -> str:
