@@ -2,21 +2,23 @@
 
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from aot.schema.artifact import Artifact, Kernel
 from aot.schema.environment import Clocks
-from aot.schema.measured import Measured, clocks_of, memory_of
+from aot.schema.measured import Candidates, Contest, Measured, candidates_of, clocks_of, contest_of, memory_of
 
 # Below this, another run might have chosen the other one: timings of one kernel differ by as much from call to call.
 NEAR_TIE = 1.03
 
 
 def tuning_lines(artifact: Artifact) -> list[str]:
-    """One line for each kernel whose candidates' times were recorded, then how many there are besides."""
-    clocks = clocks_of(artifact, Measured.TUNING)
-    tuned = [(kernel, clocks.get(str(n))) for n, kernel in enumerate(artifact.kernels) if kernel.candidates]
-    lines = [f"  tuned {kernel.name}: {_words(kernel, at)}" for kernel, at in tuned]
+    """One line for each kernel whose candidates' times were recorded, then how many there are besides.
+
+    Where the untuned build was the faster one, those that tuning measured for the other come last.
+    """
+    tuned = [kernel for kernel in artifact.kernels if kernel.candidates]
+    lines = [f"  tuned {line}" for line in _kernel_lines(artifact)]
     if others := len(artifact.kernels) - len(tuned):
         # A pointwise kernel or reduction may have several configurations, which the compiler measures by itself, and
         # coordinate descent goes on from the best. It keeps what it chose, and no times.
@@ -26,20 +28,27 @@ def tuning_lines(artifact: Artifact) -> list[str]:
             else ""
         )
         lines.append(f"  {others} kernel(s) without times of candidates{chosen}")
+    if (contest := contest_of(artifact)) is not None:
+        kept = "untuned" if contest.kept_untuned else "tuned"
+        lines.append(
+            f"  the {kept} build is kept: {contest.tuned_us:.1f} us a call tuned, {contest.untuned_us:.1f} us untuned"
+        )
+        lines += [f"  not kept: tuned {line}" for line in _kernel_lines(_rejected(artifact, contest))]
     return lines
 
 
 def tuning_records(artifact: Artifact) -> list[dict[str, Any]]:
-    """The kernels that `tuning_lines` has a line each for, with `margin` and `near_tie` computed.
+    """The kernels of the artifact that `tuning_lines` has a line each for, with `margin` and `near_tie` computed.
 
     `margin`: the next candidate's time over the best one's; None, as `near_tie`, where one of them was not measured.
-    `clocks` where they are known.
+    `clocks`, and `times_us` by candidate, where they are known.
     """
-    clocks = clocks_of(artifact, Measured.TUNING)
+    clocks, candidates = clocks_of(artifact, Measured.TUNING), candidates_of(artifact)
     return [
         {
             **to_builtins(kernel),
             **({"clocks": to_builtins(clocks[str(number)])} if str(number) in clocks else {}),
+            **({"times_us": candidates[str(number)]} if str(number) in candidates else {}),
             "margin": margin_of(kernel),
             "near_tie": is_near_tie(kernel),
         }
@@ -57,8 +66,24 @@ def is_near_tie(kernel: Kernel) -> bool | None:
     return None if margin is None else margin <= NEAR_TIE
 
 
-def _words(kernel: Kernel, clocks: Clocks | None) -> str:
-    words = [kernel.choice]
+def _kernel_lines(artifact: Artifact) -> list[str]:
+    clocks, candidates = clocks_of(artifact, Measured.TUNING), candidates_of(artifact)
+    return [
+        f"{kernel.name}: {_words(kernel, clocks.get(str(number)), candidates.get(str(number), {}))}"
+        for number, kernel in enumerate(artifact.kernels)
+        if kernel.candidates
+    ]
+
+
+def _rejected(artifact: Artifact, contest: Contest) -> Artifact:
+    """The artifact with what tuning measured for the build that was not kept, in place of its own."""
+    return structs.replace(artifact, kernels=contest.kernels, facts=dict(contest.facts))
+
+
+def _words(kernel: Kernel, clocks: Clocks | None, candidates: Candidates) -> str:
+    # The best comes first, and tells the configuration of what is known by a number else.
+    label = next(iter(candidates), kernel.choice)
+    words = [label if label == kernel.choice else f"{kernel.choice}{label[label.find(' (') :]}"]
     if kernel.best_us is not None:
         words.append(f"{kernel.best_us:.1f} us")
     words.append(f"best of {kernel.candidates}")
@@ -81,8 +106,20 @@ def clock_lines(artifact: Artifact) -> list[str]:
 
 
 def measured_record(artifact: Artifact) -> dict[str, Any]:
-    """What scripts get of it, points as `spell_point` has them; `graph_memory_bytes` by point as well."""
+    """What scripts get of it, points as `spell_point` has them; `graph_memory_bytes` by point as well.
+
+    `contest` is None where the tuned build was not compared with an untuned one; its `rejected` are kernels as in
+    `tuning_records`.
+    """
+    contest = contest_of(artifact)
     return {
+        "contest": contest
+        and {
+            "kept": "untuned" if contest.kept_untuned else "tuned",
+            "tuned_us": contest.tuned_us,
+            "untuned_us": contest.untuned_us,
+            "rejected": tuning_records(_rejected(artifact, contest)),
+        },
         "clocks_compiled": to_builtins(clocks_of(artifact, Measured.COMPILED).get("")),
         "clocks": to_builtins(clocks_of(artifact, Measured.PROOF)),
         "graph_memory_bytes": memory_of(artifact),

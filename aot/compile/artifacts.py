@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aot.bundle.hashing import blob_of
-from aot.compile.clocks import clock_facts
 from aot.compile.constants import Wanted, account_for, describe_parameters, save_lifted, wanted_constants
 from aot.compile.contest import Built, compare, untuned
 from aot.compile.cover import answered_ranges, left_over, narrow
@@ -26,6 +25,7 @@ from aot.compile.host import (
 from aot.compile.inductor import CompiledPackage, compile_package
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
 from aot.compile.kernels.kept import keep_kernels
+from aot.compile.measured import compiled_facts, tell_reused, tuned_facts
 from aot.compile.multi_arch import multi_arch_note
 from aot.compile.options import captures_graphs, inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters, forward_speaker
@@ -41,11 +41,12 @@ from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.process import observe_process
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
-from aot.schema.artifact import Artifact, ConstantMeta, Coverage
+from aot.schema.artifact import Artifact, ConstantMeta, Coverage, Kernel
 from aot.schema.capability import Capability
 from aot.schema.codec import encode
 from aot.schema.factor import Fingerprint
 from aot.schema.guard import HostGuard
+from aot.schema.measured import write_contest
 from aot.schema.profile import Toolchain
 from aot.schema.recipe import Route
 from aot.schema.report import CompileReport, Phase, RegionReport
@@ -75,6 +76,7 @@ class ArtifactMaker:
         self._tree = Path(job.tree) if job.tree else None
         self._planner = UnitPlanner(program, job.recipe.regions, tree=self._tree)
         self._warnings = list(mode_notes(job.recipe, job.profile))
+        self._tuned: list[Kernel] = []  # of all builds, kept or not
 
     def make(self) -> CompileOutcome:
         """Export and compile everything. Raises the families CompileFailed and InvalidSpec."""
@@ -84,7 +86,7 @@ class ArtifactMaker:
         with self._measurements():
             made = list(self._make_all())
         artifacts = tuple(artifact for artifact, _ in made)
-        self._tell_reused(artifacts)
+        self._warnings += tell_reused(self._tuned)
         return CompileOutcome(
             artifacts=artifacts,
             fingerprint=identity,
@@ -103,11 +105,6 @@ class ArtifactMaker:
         seed_measured(parse_measured(Path(self._job.tuning).read_bytes()))
         yield
         (Path(self._job.out) / TUNING_FILE).write_bytes(encode(collect_measured()))
-
-    def _tell_reused(self, artifacts: tuple[Artifact, ...]) -> None:
-        tuned = [kernel for artifact in artifacts for kernel in artifact.kernels if kernel.candidates]
-        if reused := sum(kernel.reused for kernel in tuned):
-            self._warnings.append(f"{reused} of {len(tuned)} tuned kernels as earlier builds have measured them")
 
     def _identify(self) -> Fingerprint:
         return self._program.identity or fingerprint(self._program.module)
@@ -151,6 +148,7 @@ class ArtifactMaker:
 
     def _attempt(self, into: Path, step: str, unit: Unit) -> tuple[Artifact, RegionReport, tuple[Point, ...]]:
         built = self._build(into, step, unit, self._settings)
+        self._tuned += built.package.tuning.kernels
         if built.tuned and self._job.profile.capability.family in CONTESTED:
             built = self._contest(into, step, unit, built)
         ranges = answered_ranges(unit.point, built.described)
@@ -202,7 +200,8 @@ class ArtifactMaker:
         beside = into.with_name(f"{into.name}-untuned")
         try:
             other = self._build(beside, f"{step}; untuned, to compare", unit, settings)
-            with self._progress.phase(Phase.TUNING, f"{step}; tuned against untuned"):
+            # Not of the phase in which candidates are measured: no earlier build spares this one any of it.
+            with self._progress.phase(Phase.COMPILING, f"{step}; tuned against untuned"):
                 graphs = captures_graphs(job.recipe, job.profile)
                 device = job.profile.torch_device
                 times = compare(tuned, other, unit, device=device, graphs=graphs, frozen=job.recipe.freeze)
@@ -212,12 +211,13 @@ class ArtifactMaker:
             self._warnings.append(f"{unit.label}, {unit.whole.label}: tuned, not compared with untuned: {error}"[:500])
             return tuned
         self._warnings.append(f"{unit.label}, {unit.whole.label}: {times}")
+        contest = times.told(tuned_facts(job.profile, tuned.package.tuning), tuned)
         if not times.untuned_wins:
             shutil.rmtree(beside)
-            return tuned
+            return replace(tuned, contest=contest)
         shutil.rmtree(into)
         beside.rename(into)
-        return replace(other, package=replace(other.package, directory=into))
+        return replace(other, package=replace(other.package, directory=into), contest=contest)
 
     def _refuse(self, exported: Exported, unit: Unit) -> None:
         drawn = refuse_random(exported.program.graph_module, self._job.recipe, region=unit.region)
@@ -278,7 +278,7 @@ class ArtifactMaker:
             constants=built.constants,
             elf=elf,
             kernels=package.kernels,
-            facts=self._facts(unit) | clock_facts(profile, package.clocks),
+            facts=self._facts(unit) | compiled_facts(profile, package.tuning) | write_contest(built.contest),
             kept=kept,
         )
 

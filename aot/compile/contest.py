@@ -27,6 +27,7 @@ from aot.errors import CompileFailed
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
 from aot.schema.artifact import ConstantMeta
+from aot.schema.measured import Contest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,7 @@ class Built:
     constants: tuple[ConstantMeta, ...]
     wanted: Mapping[str, Wanted]
     saved: tuple[str, ...]
+    contest: Contest | None = None  # where it was compared with its untuned or tuned other
 
     @property
     def tuned(self) -> bool:
@@ -71,6 +73,17 @@ class Times:
     @property
     def untuned_wins(self) -> bool:
         return self.tuned_us > NOISE * self.untuned_us
+
+    def told(self, rejected: Mapping[str, str], tuned: Built) -> Contest:
+        """The fact of it. `rejected` is what `tuned` would have had among its facts."""
+        lost = self.untuned_wins
+        return Contest(
+            tuned_us=round(self.tuned_us, 3),
+            untuned_us=round(self.untuned_us, 3),
+            kept_untuned=lost,
+            kernels=tuple(tuned.package.tuning.kernels) if lost else (),
+            facts=rejected if lost else {},
+        )
 
     def __str__(self) -> str:
         ahead = "the untuned build is kept" if self.untuned_wins else "the tuned build is kept"

@@ -10,16 +10,15 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aot.compile.export import Exported, first_lines
-from aot.compile.torch_inductor import Around, compile_program, watch_tuning
+from aot.compile.torch_inductor import Around, Tuning, compile_program, watch_tuning
 from aot.errors import AotError, BackendFailed, CompileOutOfMemory, SourceNotExportable
 from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.artifact import Kernel
-from aot.schema.environment import Clocks
 
 LIBRARY = "lib/model.so"
 _KERNEL_FILES = (".cubin", ".hsaco", ".fatbin")
@@ -41,7 +40,7 @@ class CompiledPackage:
     files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     seconds: float
-    clocks: tuple[Clocks | None, ...] = ()  # of the first kernels, when they had been tuned
+    tuning: Tuning = field(default_factory=Tuning)  # of the first kernels
 
     @property
     def library(self) -> Path:
@@ -86,7 +85,7 @@ def compile_package(
     tuned = {kernel.name for kernel in tuning.kernels}
     kernels = (*tuning.kernels, *(Kernel(name=name) for name in generated if name not in tuned))
     seconds = time.monotonic() - started
-    return CompiledPackage(directory=into, files=files, kernels=kernels, seconds=seconds, clocks=tuple(tuning.clocks))
+    return CompiledPackage(directory=into, files=files, kernels=kernels, seconds=seconds, tuning=tuning)
 
 
 def translate_failure(error: Exception, region: str) -> AotError:

@@ -7,7 +7,8 @@ never correctness, except for the instruction set, whose absence is an error.
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from aot.errors import BackendFailed
 from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
 from aot.schema.environment import Clocks
+from aot.schema.measured import Candidates
 
 Around = Callable[[int, int], contextlib.AbstractContextManager[None]]
 
@@ -31,6 +33,7 @@ _REQUIRED = (
 )
 
 
+_NUMBER = re.compile(r"_\d+$")
 # Sets above x86-64-v4 by the feature that names them, the larger first (torch/_inductor/cpu_vec_isa.py).
 _LARGER = (("amx_tile", "VecAMX"), ("avx512_vnni", "VecAVX512VNNI"))
 
@@ -113,15 +116,20 @@ def share_headers(shared: Path, headers: Path) -> int:
 
 @dataclass
 class Tuning:
-    """What the autotuner reported, in order of its decisions; and the card's clocks then, None for what it reused."""
+    """What the autotuner reported, in order of its decisions: each kernel, and the times of all of its candidates.
+
+    And the card's clocks then, None for what it reused.
+    """
 
     kernels: list[Kernel] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
     clocks: list[Clocks | None] = field(default_factory=list)
     read_clocks: ReadClocks = lambda: None
 
     def note(self, timings: Any, name: str, *, reused: bool = False) -> None:
-        ranked = sorted((float(ms), getattr(choice, "name", str(choice))) for choice, ms in timings.items())
-        finite = [(ms, choice) for ms, choice in ranked if ms != float("inf")]
+        labels = zip(timings, label_candidates(list(timings)), strict=True)
+        ranked = sorted((float(timings[one]), getattr(one, "name", str(one)), label) for one, label in labels)
+        finite = [(ms, choice) for ms, choice, _ in ranked if ms != float("inf")]
         if not finite:
             return
         self.kernels.append(
@@ -134,7 +142,24 @@ class Tuning:
                 reused=reused,
             )
         )
+        self.candidates.append({label: round(ms * 1000, 3) if ms < float("inf") else None for ms, _, label in ranked})
         self.clocks.append(None if reused else self.read_clocks())
+
+
+def label_candidates(choices: Sequence[Any]) -> list[str]:
+    """Return a name for each candidate of one kernel: what it is, and what of its configuration not all of them have.
+
+    Inductor numbers candidates through the whole graph, so by those names equal kernels have no candidate in common.
+    """
+    described = [str(getattr(choice, "description", "") or "") for choice in choices]
+    shared = set.intersection(*[set(one.split(", ")) for one in described if one] or [set()])
+    labels: list[str] = []
+    for choice, description in zip(choices, described, strict=True):
+        name = str(getattr(choice, "name", choice))
+        own = ", ".join(part for part in description.split(", ") if part and part not in shared)
+        label = f"{_NUMBER.sub('', name)} ({own})" if own else name
+        labels.append(name if label in labels else label)
+    return labels
 
 
 @contextlib.contextmanager

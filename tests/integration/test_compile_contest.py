@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from aot.compile import contest
 from aot.compile.artifacts import ArtifactMaker
@@ -19,15 +20,19 @@ from aot.compile.inductor import LIBRARY, CompiledPackage
 from aot.compile.job import CompileJob
 from aot.compile.program import open_factory
 from aot.compile.shapes import plan_points
+from aot.compile.torch_inductor import Tuning
 from aot.compile.units import Unit
 from aot.errors import BackendFailed
 from aot.schema.artifact import Artifact, Kernel
 from aot.schema.digest import Digest
+from aot.schema.measured import candidates_of, contest_of
 from aot.schema.recipe import Mode, Recipe
+from aot.schema.report import Phase
 from tests.integration.handmade import build_library, this_profile, write_source
 
 RECIPE = Recipe()
-TUNED = Kernel(name="product", choice="template", candidates=3, best_us=1.0, next_us=2.0)
+TUNED = Kernel(name="product", choice="template", candidates=3, best_us=1.0, next_us=2.0, reused=True)
+TIMES = {"template": 1.0, "library": 2.0, "other": None}
 
 
 class Maker(ArtifactMaker):
@@ -67,7 +72,11 @@ class Maker(ArtifactMaker):
         return Built(
             exported=exported,
             package=CompiledPackage(
-                directory=into, files=(LIBRARY,), kernels=(TUNED,) if tuned else (Kernel(name="product"),), seconds=1.0
+                directory=into,
+                files=(LIBRARY,),
+                kernels=(TUNED,) if tuned else (Kernel(name="product"),),
+                seconds=1.0,
+                tuning=Tuning(kernels=[TUNED], candidates=[TIMES]) if tuned else Tuning(),
             ),
             described=describe(exported.program, dimension_names=exported.symbols, parameters=("x",)),
             constants=tuple(one.meta for one in wanted.values()),
@@ -106,6 +115,11 @@ def test_the_untuned_build_is_kept_where_it_is_the_faster_one(tmp_path: Path, li
     assert (tmp_path / "artifacts/0" / LIBRARY).read_bytes() == libraries["quick"].read_bytes()
     assert [one.candidates for one in artifact.kernels] == [0]
     assert "us untuned: the untuned build is kept" in maker.warnings
+    contest = contest_of(artifact)
+    assert contest is not None and contest.kept_untuned and contest.tuned_us > contest.untuned_us
+    assert contest.kernels == (TUNED,)
+    assert candidates_of(structs.replace(artifact, facts=contest.facts)) == {"0": TIMES}
+    assert candidates_of(artifact) == {}
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["0"]
 
 
@@ -114,7 +128,19 @@ def test_the_tuned_build_is_kept_where_it_is_the_faster_one(tmp_path: Path, libr
     artifact = maker.attempt(tmp_path / "artifacts/0")
     assert is_of(artifact, libraries["quick"]) and artifact.kernels == (TUNED,)
     assert "the tuned build is kept" in maker.warnings
+    contest = contest_of(artifact)
+    assert contest is not None and not contest.kept_untuned and not contest.kernels
+    assert candidates_of(artifact) == {"0": TIMES}
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["0"]
+
+
+def test_the_comparison_is_no_tuning_and_what_was_reused_is_said_of_either(
+    tmp_path: Path, libraries: dict[str, Path]
+) -> None:
+    maker = Maker(tmp_path, {True: libraries["slow"], False: libraries["quick"]})
+    outcome = maker.make()
+    assert "1 of 1 tuned kernels as earlier builds have measured them" in outcome.report.warnings
+    assert outcome.report.phases[Phase.COMPILING] > 0 and Phase.TUNING not in outcome.report.phases
 
 
 def test_state_that_the_program_writes_is_not_written_by_the_comparison(

@@ -8,6 +8,7 @@ import pytest
 from aot.compile.run import Compiled, ensure_headers
 from aot.compile.tuned import TuningStore, parse_measured
 from aot.schema.artifact import Kernel
+from aot.schema.measured import candidates_of
 from aot.schema.names import Namespace
 from aot.schema.recipe import Recipe
 from tests.integration import compiled as builds
@@ -43,6 +44,8 @@ def test_only_the_layers_that_changed_are_tuned_again_on_another_worker_too(tmp_
     here, there = a_worker(tmp_path / "here"), a_worker(tmp_path / "there")
     made, first = tuned(tmp_path / "first", here.directory, width=96)
     assert len(first) == 2 and not any(kernel.reused for kernel in first)
+    for kernel, times in zip(first, candidates_of(made.artifacts[0]).values(), strict=True):
+        assert len(times) == kernel.candidates and next(iter(times.values())) == kernel.best_us
     assert made.measured is not None
     assert here.read() == parse_measured(made.measured.read_bytes())
     known = len(here.read())

@@ -7,12 +7,20 @@ from typing import Any
 import msgspec
 
 from aot.cli.bundles import show, show_lines
-from aot.cli.tuning import clock_lines, clock_words, tuning_lines, tuning_records
+from aot.cli.tuning import clock_lines, clock_words, measured_record, tuning_lines, tuning_records
 from aot.schema.artifact import Kernel, Winner
 from aot.schema.codec import encode
 from aot.schema.environment import Clocks
 from aot.schema.manifest import Envelope
-from aot.schema.measured import Measured, spell_point, write_clocks, write_memory
+from aot.schema.measured import (
+    Contest,
+    Measured,
+    spell_point,
+    write_candidates,
+    write_clocks,
+    write_contest,
+    write_memory,
+)
 from aot.schema.wire.signed import SignedManifest
 from tests.builders import a_latency, a_manifest, a_speed, an_artifact, manifest_text
 
@@ -77,10 +85,53 @@ def test_a_bundle_of_a_card_is_shown_with_its_clocks_and_what_its_graphs_hold() 
     ((told,),) = [one["measured"] for one in json.loads(encode(show(client, "mini:v1", kernels=True)[0]))]
     clocks = msgspec.to_builtins(CLOCKS)
     assert told == {
+        "contest": None,
         "clocks_compiled": clocks,
         "clocks": {"a 1, b 2": clocks},
         "graph_memory_bytes": {"a 1, b 2": 35_000_000},
     }
+
+
+TIMES = {"triton_mm (BLOCK_M=64, num_warps=4)": 10.0, "mm": 12.5, "triton_mm (BLOCK_M=8)": None}
+
+
+def test_the_winner_is_told_by_its_configuration_and_scripts_get_every_candidate() -> None:
+    kernels = (Kernel(name="mm_1", choice="triton_mm_7", candidates=3, best_us=10.0, next_us=12.5),)
+    artifact = an_artifact(kernels=kernels, facts=write_candidates([TIMES]))
+    assert tuning_lines(artifact) == [
+        "  tuned mm_1: triton_mm_7 (BLOCK_M=64, num_warps=4), 10.0 us, best of 3, the next 25.0 % slower"
+    ]
+    assert tuning_records(artifact)[0]["times_us"] == TIMES
+    plain = an_artifact(kernels=kernels, facts=write_candidates([{"triton_mm_7": 10.0, "mm": 12.5}]))
+    assert tuning_lines(plain)[0].startswith("  tuned mm_1: triton_mm_7, 10.0 us")
+
+
+def test_what_tuning_measured_is_told_also_where_the_untuned_build_was_the_faster_one() -> None:
+    tuned = Kernel(name="mm_1", choice="triton_mm_7", candidates=3, best_us=10.0, next_us=12.5, reused=True)
+    facts = {**write_candidates([TIMES]), **write_clocks(Measured.TUNING, {"0": Clocks(sm_mhz=1980)})}
+    contest = Contest(tuned_us=660.04, untuned_us=520.0, kept_untuned=True, kernels=(tuned,), facts=facts)
+    artifact = an_artifact(kernels=(Kernel(name="triton_poi_0"),), facts=write_contest(contest))
+    lines = tuning_lines(artifact)
+    assert lines[1:] == [
+        "  the untuned build is kept: 660.0 us a call tuned, 520.0 us untuned",
+        "  not kept: tuned mm_1: triton_mm_7 (BLOCK_M=64, num_warps=4), 10.0 us, best of 3, the next 25.0 % slower,"
+        " as measured by an earlier build, at SM 1980 MHz",
+    ]
+    told = measured_record(artifact)["contest"]
+    assert (told["kept"], told["tuned_us"], told["untuned_us"]) == ("untuned", 660.04, 520.0)
+    ((rejected),) = told["rejected"]
+    assert rejected["times_us"] == TIMES and rejected["clocks"]["sm_mhz"] == 1980 and rejected["margin"] == 1.25
+    assert tuning_records(artifact) == []
+
+
+def test_the_kept_tuned_build_has_its_kernels_once() -> None:
+    tuned = Kernel(name="mm_1", choice="mm", candidates=3, best_us=10.0)
+    contest = Contest(tuned_us=5.0, untuned_us=7.0, kept_untuned=False)
+    lines = tuning_lines(an_artifact(kernels=(tuned,), facts=write_contest(contest)))
+    assert lines == [
+        "  tuned mm_1: mm, 10.0 us, best of 3",
+        "  the tuned build is kept: 5.0 us a call tuned, 7.0 us untuned",
+    ]
 
 
 def test_scripts_get_the_tuning_of_every_artifact_only_where_they_ask_for_kernels() -> None:

@@ -19,6 +19,7 @@ PAUSE = 0.05
 @dataclass(frozen=True)
 class Choice:
     name: str
+    description: str = ""
 
 
 def test_a_phase_inside_another_is_told_and_then_the_outer_one_again() -> None:
@@ -89,3 +90,34 @@ def test_a_kernel_has_the_clocks_at_which_it_was_measured_and_none_where_it_was_
     for reused in (False, True, False):
         tuning.note({one: 0.002, other: 0.001}, "mm", reused=reused)
     assert tuning.clocks == [Clocks(sm_mhz=1980), None, Clocks(sm_mhz=1755)]
+
+
+def test_every_candidate_has_its_time_by_a_name_that_equal_kernels_share() -> None:
+    from aot.compile.torch_inductor import Tuning
+
+    tuning = Tuning()
+    for number in (0, 3):
+        small = Choice(f"triton_mm_{number}", "ACC='f32', BLOCK_M=8, num_warps=4")
+        large = Choice(f"triton_mm_{number + 1}", "ACC='f32', BLOCK_M=64, num_warps=4")
+        none = Choice(f"triton_mm_{number + 2}", "ACC='f32', BLOCK_M=64, num_warps=8")
+        tuning.note({small: 0.0021, Choice("mm"): 0.0014, large: 0.0012, none: float("inf")}, "mm")
+    expected = {
+        "triton_mm (BLOCK_M=64, num_warps=4)": 1.2,
+        "mm": 1.4,
+        "triton_mm (BLOCK_M=8, num_warps=4)": 2.1,
+        "triton_mm (BLOCK_M=64, num_warps=8)": None,
+    }
+    assert [list(one.items()) for one in tuning.candidates] == [list(expected.items())] * 2
+    assert [kernel.choice for kernel in tuning.kernels] == ["triton_mm_1", "triton_mm_4"]
+
+
+def test_candidates_that_are_configured_alike_keep_their_own_names() -> None:
+    from aot.compile.torch_inductor import label_candidates
+
+    same = "BLOCK_M=8, num_warps=4"
+    assert label_candidates([Choice("cpp_gemm_0"), Choice("mm")]) == ["cpp_gemm_0", "mm"]
+    assert label_candidates([Choice("triton_mm_0", same)]) == ["triton_mm_0"]
+    choices = [
+        Choice(f"triton_mm_{number}", text) for number, text in enumerate((same, same, "BLOCK_M=1, num_warps=4"))
+    ]
+    assert label_candidates(choices) == ["triton_mm (BLOCK_M=8)", "triton_mm_1", "triton_mm (BLOCK_M=1)"]

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,12 @@ from aot.compile.function.guards import GuardLog
 from aot.compile.inductor import translate_failure
 from aot.compile.program import Example, source_frame
 from aot.compile.shapes import Point
-from aot.compile.torch_inductor import Around, known_options, watch_tuning
+from aot.compile.torch_inductor import Around, Tuning, known_options, watch_tuning
 from aot.errors import AotError, SourceNotExportable
 from aot.runtime.fingerprint import code_in_fingerprint
 from aot.runtime.function import FUNCTION_FILE, LIBRARIES
 from aot.runtime.function_kernels import record_kernels
 from aot.schema.artifact import Kernel
-from aot.schema.environment import Clocks
 from aot.schema.guard import ProgramGuard
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class CompiledFunction:
     elsewhere: Mapping[str, int]  # guards that are held by something else, by kind and by what
     kernels: tuple[Kernel, ...]
     seconds: float
-    clocks: tuple[Clocks | None, ...] = ()  # of the kernels, when they had been tuned
+    tuning: Tuning = field(default_factory=Tuning)
 
     @property
     def libraries(self) -> tuple[Path, ...]:
@@ -94,7 +93,7 @@ def compile_function(
         guards=guards.describe(conditions),
         elsewhere=dict(guards.elsewhere),
         kernels=tuple(tuning.kernels),
-        clocks=tuple(tuning.clocks),
+        tuning=tuning,
         seconds=time.monotonic() - started,
     )
 

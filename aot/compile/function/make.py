@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from aot.compile.artifacts import PhaseLog, file_of, toolchain_facts
-from aot.compile.clocks import clock_facts
 from aot.compile.constants import describe_parameters
 from aot.compile.export import run_eagerly
 from aot.compile.function.compile import CompiledFunction, compile_function, refuse_local_classes
@@ -18,6 +17,7 @@ from aot.compile.function.trial import Seen, try_call
 from aot.compile.guards import Described
 from aot.compile.host import program_guards, route_facts
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
+from aot.compile.measured import compiled_facts
 from aot.compile.options import inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters, forward_speaker
 from aot.compile.shapes import Point, make_point, plan_points
@@ -131,7 +131,7 @@ class FunctionMaker:
         profile, recipe = self._job.profile, self._job.recipe
         facts = route_facts(recipe, profile, self._settings, self._isa)
         facts |= {f"guards: {held}": str(count) for held, count in sorted(function.elsewhere.items())}
-        facts |= clock_facts(profile, function.clocks)
+        facts |= compiled_facts(profile, function.tuning)
         guards = program_guards(observe_process(), recipe, profile, settings=self._settings, multiplies=True)
         return Artifact(
             region="",
