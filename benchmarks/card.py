@@ -45,7 +45,7 @@ from benchmarks.card_captured import CAPTURED, measure_captured
 from benchmarks.card_host import card_host, label_of, run_tests
 from benchmarks.card_regions import OF_REGIONS, REGIONS, measure_regions
 from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
-from benchmarks.card_width import SECOND, measure_width
+from benchmarks.card_width import SECOND, SPACES, measure_width
 from benchmarks.cold_start import RESULTS
 from benchmarks.merge import key_of, on_host
 from benchmarks.models import BATCHES, CARD, DEEP
@@ -73,7 +73,7 @@ def main() -> int:
     try:
         if options.tests and not options.only_build:
             report["tests"] = run_tests(RESULTS / f"{label}-tests.txt")
-        with running_service(data / "service") as service:
+        with running_service(data / "service", namespaces=SPACES) as service:
             service.cancel_live()
             bench = Bench(service, data, options)
             if options.only_build:

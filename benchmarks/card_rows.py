@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
+from aot.schema.manifest import decode_manifest
+from aot.schema.measured import contest_of
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.cold_start import compare
 from benchmarks.models import Model
@@ -84,7 +88,7 @@ class Bench:
         reference = f"{space}{name}@{answer['bundle']}"
         (signed,) = json.loads(self.service.aot("show", reference, "--json"))
         self.service.aot("pull", reference, quiet=True)
-        built = {"reference": reference, "build_seconds": seconds, **_of_manifest(signed["manifest"])}
+        built = {"reference": reference, "build_seconds": seconds, **built_of(signed["manifest"])}
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(built))
         return built
@@ -281,10 +285,15 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def _of_manifest(text: str) -> dict[str, Any]:
+def built_of(text: str) -> dict[str, Any]:
+    """What a signed manifest tells of its build: seconds, speeds, kernels and bytes."""
     manifest = json.loads(text)
     artifacts = manifest["artifacts"]
     kernels = [kernel for artifact in artifacts for kernel in artifact.get("kernels", ())]
+    contests = list(map(contest_of, decode_manifest(text.encode()).artifacts))
+    # Also those that were tuned for a build that was not kept.
+    tuned = [kernel for kernel in kernels if kernel.get("candidates")]
+    tuned += [to_builtins(kernel) for contest in contests if contest for kernel in contest.kernels]
     files = {one["digest"]: one["size_bytes"] for artifact in artifacts for one in artifact["files"]}
     return {
         "phases": manifest["compile_report"]["phases"],
@@ -292,7 +301,8 @@ def _of_manifest(text: str) -> dict[str, Any]:
         "speeds": [artifact["speeds"] for artifact in artifacts],
         "artifacts": len(artifacts),
         "kernels": len(kernels),
-        "tuned": sum(bool(kernel.get("candidates")) for kernel in kernels),
-        "reused": sum(bool(kernel.get("reused")) for kernel in kernels),
+        "tuned": len(tuned),
+        "reused": sum(bool(kernel.get("reused")) for kernel in tuned),
+        "untuned_kept": sum(bool(contest and contest.kept_untuned) for contest in contests),
         "bundle_bytes": sum(files.values()),
     }

@@ -17,6 +17,8 @@ from benchmarks.models import Model
 
 SECOND = "second-build"
 FIRST, AGAIN, FRESH = "first", "again", "fresh"
+# Namespaces of this call alone: what an attempt that was cut off has measured must not count as saved.
+SPACES = SEEDED, UNSEEDED = f"seeded-{int(time.time())}", f"fresh-{int(time.time())}"
 # Besides products, kernels are tuned while they are compiled: their seconds are of that phase.
 COMPILING = (Phase.COMPILING, Phase.TUNING)
 
@@ -26,10 +28,9 @@ def measure_width(bench: Bench, model: Model) -> dict[str, Any]:
     batch = bench.options.batches.partition(",")[0]
     mode, other = bench.options.mode, replace(model, factory="changed")
     warm_headers(bench)
-    # Namespaces of this call alone: what an attempt that was cut off has measured must not count as saved.
-    call, builds = int(time.time()), {}
-    for way, built, space in ((FIRST, model, "seeded"), (AGAIN, other, "seeded"), (FRESH, other, "fresh")):
-        name = f"{space}-{call}/{model.name}-{'changed' if built is other else 'first'}"
+    builds = {}
+    for way, built, space in ((FIRST, model, SEEDED), (AGAIN, other, SEEDED), (FRESH, other, UNSEEDED)):
+        name = f"{space}/{model.name}-{'changed' if built is other else 'first'}"
         extra = frozen(bench, built) if bench.options.device == "cpu" else ()
         builds[way] = bench.build(built, mode, "--dim", f"batch={batch}", *extra, name=name)
     tuning = {way: built["phases"].get(Phase.TUNING, 0.0) for way, built in builds.items()}

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +47,14 @@ class Service:
 
 
 @contextmanager
-def running_service(data: Path) -> Iterator[Service]:
-    """Start `aot up`, wait for the lines that it prints, and end it afterwards."""
+def running_service(data: Path, *, namespaces: Sequence[str] = ()) -> Iterator[Service]:
+    """Start `aot up`, wait for the lines that it prints, and end it afterwards.
+
+    It builds without a sandbox, where there is none, in the default namespace and in `namespaces`.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "aot.cli", "up", "--data", str(data), "--port", str(_free_port())],
+        env={**os.environ, "AOT_TRUST_SOURCES": ",".join(("default", *namespaces))},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

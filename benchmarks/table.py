@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.card_regions import OF_REGIONS, REGIONS
+from benchmarks.models import CARD
 from benchmarks.table_caches import missed_caches, render_caches
 from benchmarks.table_wanted import never_begun
 
@@ -69,12 +70,13 @@ def _elsewhere(report: Mapping[str, Any], mode: str) -> list[str]:
 
 
 def rows_of(report: Mapping[str, Any], mode: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Rows by model and name. Those in mode default of their own stand beside every mode."""
+    """Rows by model, in the models' own order, and name. Those in mode default of their own stand beside every mode."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in report["rows"]:
         if row["row"] not in OF_BUILDS and (row["mode"] == mode or row["row"] == "jit-default"):
             found.setdefault(row["model"], {})[row["row"]] = row
-    return found
+    names = list(CARD)
+    return dict(sorted(found.items(), key=lambda one: names.index(one[0]) if one[0] in names else len(names)))
 
 
 def speeds(rows: Rows) -> Iterator[tuple[str, int, float, float]]:

@@ -8,16 +8,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from aot.schema.artifact import Kernel
+from aot.schema.measured import Contest, write_contest
 from aot.schema.state import BuildState
-from benchmarks import card
-from benchmarks.card_rows import ROWS, Bench, starts_of, steady_of
+from benchmarks import card, service
+from benchmarks.card_rows import ROWS, Bench, built_of, starts_of, steady_of
 from benchmarks.card_width import saved_of
 from benchmarks.models import CARD, DEEP, Model
 from benchmarks.service import Service
 from benchmarks.starts import Start
 from benchmarks.table import geometric_mean, missed, peak_ratio, render, rows_of
 from benchmarks.table_wanted import never_begun, wanted_of
+from tests.builders import a_manifest, an_artifact, manifest_text
 
 MODE = "max-autotune"
 
@@ -144,6 +148,8 @@ def test_rows_of_another_mode_are_left_out_but_for_jit_in_its_own() -> None:
         a_row("bert", "ours"), a_row("bert", "package", mode="default"), a_row("bert", "jit-default", mode="default")
     )
     assert list(rows_of(report, MODE)["bert"]) == ["ours", "jit-default"]
+    of_old = {**a_row("vit", "ours"), "model": "gone"}
+    assert list(rows_of(a_report(a_row("vit", "ours"), of_old, a_row("bert", "ours")), MODE)) == ["bert", "vit", "gone"]
     assert geometric_mean({}) is None
 
 
@@ -349,3 +355,32 @@ def test_builds_ahead_go_on_after_one_that_fails_and_are_kept_by_a_directory_alo
     with pytest.raises(SystemExit):
         card._parse()
     assert "wanted --data with --only-build" in capsys.readouterr().err
+
+
+def test_kernels_count_as_tuned_and_reused_also_where_the_untuned_build_was_kept() -> None:
+    tuned = Kernel(name="mm", choice="mm", candidates=3, best_us=1.0, reused=True)
+    lost = Contest(tuned_us=2.0, untuned_us=1.0, kept_untuned=True, kernels=(tuned, tuned))
+    won = Contest(tuned_us=1.0, untuned_us=2.0, kept_untuned=False)
+    artifacts = (
+        an_artifact(kernels=(Kernel(name="mm"),), facts=write_contest(lost)),
+        an_artifact(kernels=(structs.replace(tuned, reused=False), Kernel(name="sum")), facts=write_contest(won)),
+        an_artifact(kernels=()),
+    )
+    text, _ = manifest_text(a_manifest(artifacts=artifacts))
+    found = built_of(text)
+    assert {name: found[name] for name in ("kernels", "tuned", "reused", "untuned_kept")} == {
+        "kernels": 3, "tuned": 3, "reused": 2, "untuned_kept": 1
+    }  # fmt: skip
+
+
+def test_namespaces_of_a_benchmark_are_built_without_a_sandbox_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def refuse(*command: object, env: dict[str, str], **options: object) -> None:
+        told.append(env["AOT_TRUST_SOURCES"])
+        raise FileNotFoundError
+
+    monkeypatch.setattr(service.subprocess, "Popen", refuse)
+    with pytest.raises(FileNotFoundError), service.running_service(Path("nowhere"), namespaces=card.SPACES):
+        pass
+    assert told == [f"default,{','.join(card.SPACES)}"] and len(set(card.SPACES)) == 2
