@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,21 @@ def load_compiler() -> None:
     import torch._inductor.select_algorithm
     import torch.export._trace
     import torch.utils.cpp_extension  # noqa: F401
+
+    threading.Thread(target=_hash_triton, name="hash-triton", daemon=True).start()
+
+
+def _hash_triton() -> None:
+    """Have Triton compute the key of itself, which it then keeps: a hash over half a gigabyte.
+
+    Inductor asks for it in the midst of the first compile, and waits; beside what is imported and exported it costs
+    nothing, for hashing and reading leave the interpreter to others.
+    """
+    from torch._inductor import codecache
+
+    # Without it, or with one that fails, Inductor does what it would have done.
+    with contextlib.suppress(Exception):
+        codecache.triton_key()
 
 
 def known_options() -> dict[str, Any]:
