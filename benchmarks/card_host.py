@@ -1,4 +1,4 @@
-"""What a card is, and what its tests say."""
+"""What a card is, and what its tests say: `python -m benchmarks.card_host FILE` runs them and leaves their output."""
 
 import re
 import subprocess
@@ -44,3 +44,7 @@ def label_of(host: Mapping[str, Any]) -> str:
     """Return the name of the file of results of such a host: `h200-torch-2.11.0`."""
     words = re.sub(r"[^a-z0-9]+", "-", host.get("card", "cpu").lower().replace("nvidia", "")).strip("-")
     return f"{words}-torch-{host['torch'].partition('+')[0]}"
+
+
+if __name__ == "__main__":
+    run_tests(Path(sys.argv[1]))

@@ -75,6 +75,16 @@ def test_the_table_has_ratios_of_ours_to_eager_to_jit_and_to_the_mega_cache() ->
     assert [line for line in text.partition("Missed:")[2].splitlines() if line and "not run yet" not in line] == []
 
 
+def test_how_often_eager_was_the_fastest_is_told() -> None:
+    graphs, eager = {"winner": "graphs"}, {"winner": "eager"}
+    report = a_report(
+        {**a_row("decoder", "ours", ms=0.5), "speeds": [[graphs], [eager]]},
+        {**a_row("bert", "ours", ms=0.5), "speeds": [[graphs, graphs]]},
+    )
+    lines = "\n".join(render(report, MODE))
+    assert "eager / ours: 4.00. Fastest at the proof, of 4 points: graphs at 3, compiled at 0, eager at 1." in lines
+
+
 def test_every_bound_that_was_not_kept_is_listed_with_its_figure() -> None:
     report = a_report(
         a_row("llama-decode", "ours", ms=2.5, ratio=1.2, size=5),
