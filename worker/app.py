@@ -4,8 +4,11 @@ Pool solo and prefetch 1: one build at a time, its children do the work. The pro
 message is taken.
 """
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ from aot.emulator import Emulator, NoEmulator, find_emulator
 from aot.environment import observe_environment
 from aot.pipeline import observe_profiles
 from aot.qualify.emulated import host_of, needs_emulation
-from aot.sandbox import Bubblewrap, find_sandbox
+from aot.sandbox import Bubblewrap, find_sandbox, python_path
 from aot.schema.names import Name
 from aot.schema.profile import Profile
+from worker.names import kept_name
 from worker.presence import Presence
 from worker.run import Bench
 from worker.scratch import own_scratch
@@ -36,7 +40,7 @@ def run_worker(settings: Settings) -> None:
     Raises at start InvalidConfig, InvalidProfile, DirectoryInUse, and the Conflict, Unauthenticated or Forbidden that
     the registry answers the registration with.
     """
-    with own_scratch(settings.data_dir / "scratch", settings.name) as scratch:
+    with _named(settings) as (settings, scratch):
         bench = _bench_of(settings, scratch)
         app = create_app(settings, bench)
         presence = Presence(bench.client, bench.name, bench.profiles)
@@ -47,6 +51,17 @@ def run_worker(settings: Settings) -> None:
             app.worker_main(_arguments(settings.name, reply.queues))
         finally:
             presence.end()
+
+
+@contextlib.contextmanager
+def _named(settings: Settings) -> Iterator[tuple[Settings, Path]]:
+    """Settle the worker's name, and hold the scratch directory of that name."""
+    if settings.is_named:
+        with own_scratch(settings.data_dir / "scratch", settings.name) as scratch:
+            yield settings, scratch
+    else:
+        with kept_name(settings.data_dir, settings.name) as (name, scratch):
+            yield replace(settings, name=name), scratch
 
 
 def create_app(settings: Settings, bench: Bench) -> Celery:
@@ -70,6 +85,7 @@ def create_app(settings: Settings, bench: Bench) -> Celery:
 
 
 def _bench_of(settings: Settings, scratch: Path) -> Bench:
+    python_path()  # raises here, and not in each build
     sandbox = find_sandbox()
     if not isinstance(sandbox, Bubblewrap):
         log.warning("no-sandbox reason=%s trusted=%s", sandbox.reason, ",".join(sorted(settings.trust_sources)))

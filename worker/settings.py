@@ -6,7 +6,7 @@
 | AOT_TOKEN         | token with the scope claim; or AOT_TOKEN_FILE                  | none: required             |
 | AOT_BROKER_URL    | `redis://…`, `amqp://…`                                        | files in the data directory|
 | AOT_DATA_DIR      | queue, scratch directories, headers that builds share          | ~/.local/share/aot         |
-| AOT_WORKER_NAME   | name in the registry, unique                                   | host name and process id   |
+| AOT_WORKER_NAME   | name in the registry, unique                                   | host and process id, kept  |
 | AOT_PROFILE       | the one profile to serve                                       | all that this host is      |
 | AOT_TRUST_SOURCES | namespaces whose sources may run without a sandbox             | none                       |
 """
@@ -24,7 +24,10 @@ from aot.schema.names import Name, Namespace
 
 @dataclass(frozen=True)
 class Settings:
-    """One worker process. `trust_sources`: the namespaces whose sources may run here without a sandbox."""
+    """One worker process. `trust_sources`: the namespaces whose sources may run here without a sandbox.
+
+    `is_named`: somebody chose the name. Else it is one that a worker which has ended here may have had.
+    """
 
     url: str
     token: str = field(repr=False)
@@ -33,20 +36,22 @@ class Settings:
     name: Name
     profile: Name | None
     trust_sources: frozenset[Namespace]
+    is_named: bool = True
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Settings":
         """Raises InvalidConfig naming the variable that is missing or wrong."""
         values = os.environ if environ is None else environ
-        config = Config.from_environ(values)
+        config, given = Config.from_environ(values), values.get("AOT_WORKER_NAME", "").strip()
         return cls(
             url=_needed("AOT_URL", config.url),
             token=_needed("AOT_TOKEN", config.token),
             broker_url=values.get("AOT_BROKER_URL", "").strip(),
             data_dir=config.data_dir,
-            name=_name(values),
+            name=_name(given),
             profile=config.profile,
             trust_sources=config.trust_sources,
+            is_named=bool(given),
         )
 
 
@@ -60,8 +65,7 @@ def _needed(variable: str, value: str | None) -> str:
     return value
 
 
-def _name(values: Mapping[str, str]) -> Name:
-    given = values.get("AOT_WORKER_NAME", "").strip()
+def _name(given: str) -> Name:
     try:
         return Name.parse(given or _default_name())
     except AotError as error:

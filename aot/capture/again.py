@@ -41,7 +41,7 @@ from aot.environment.cards import card_variables
 from aot.errors import CompileStopped, InvalidInput, QualificationFailed
 from aot.pipeline.build import Staged, read_staged
 from aot.proof import RECAPTURED
-from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, run_child
+from aot.sandbox import Bubblewrap, OnEvent, ShouldStop, find_packages, run_child
 from aot.sandbox.exit import ChildExit, ExitKind
 from aot.sandbox.limits import Limits
 from aot.schema.artifact import Artifact
@@ -223,7 +223,8 @@ def _program(name: str, environ: Mapping[str, str], tree: Path) -> str:
     hint = "name one of the tree by ./NAME, one that every worker has, or python"
     if "/" not in name:
         # `torchrun` and its like belong to this interpreter; another one's would run the command with other libraries.
-        found = shutil.which(name, path=f"{Path(sys.executable).parent}:{environ.get('PATH', '')}")
+        scripts = (Path(sys.executable).parent, *(place / "bin" for place in find_packages().added))
+        found = shutil.which(name, path=os.pathsep.join((*map(str, scripts), environ.get("PATH", ""))))
         if found is None:
             raise InvalidInput(f"this worker has no program {name}", hint=hint)
         return found
@@ -241,6 +242,7 @@ def _environ(scratch: Path) -> dict[str, str]:
         **card_variables(whole_environ()),
         **_places(scratch),
         "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join(map(str, find_packages().path_of_others)),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 

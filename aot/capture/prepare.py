@@ -42,6 +42,7 @@ class Prepared:
     artifact: Artifact | None = None
     reasons: tuple[str, ...] = ()
     stale: bool = False
+    failure: AotError | None = None  # what ended it, where something did
     graphs: int = 0
     blobs: Mapping[Digest, Path] = field(default_factory=dict)  # of the artifact, where the node's cache still has them
 
@@ -68,7 +69,7 @@ def prepare(
     try:
         return _prepare(reference, effective, config=config, environ=environ, lock=lock)
     except AotError as error:
-        return Prepared(reference, effective, reasons=(error.as_line,))
+        return Prepared(reference, effective, reasons=(error.as_line,), failure=error)
     except OSError as error:
         return Prepared(
             reference, effective, reasons=(f"{config.cache_dir} cannot be used: {error.strerror or error}",)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import aot
+from aot.cli.part_environ import parts_path
 from aot.errors import InvalidConfig
 
 
@@ -19,7 +20,7 @@ def become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
     Raises InvalidConfig where only the wheel is installed.
     """
-    path = os.pathsep.join(filter(None, (str(find_server()), environ.get("PYTHONPATH"))))
+    path = parts_path(find_server(), environ)
     sys.stdout.flush()
     # -P: a directory `registry` where the command is run is another one.
     command = [sys.executable, "-P", "-m", "registry", *words]

@@ -12,7 +12,19 @@ from aot.cli.explain_commands import add_verdicts
 from aot.cli.kernel_commands import add_kernels
 from aot.cli.kernel_search import add_kernel_search
 from aot.cli.megacache_commands import add_megacache
-from aot.cli.options import After, AsBundle, Guards, HostOption, Json, Limit, LockOption, StateOption, Tags, Weights
+from aot.cli.options import (
+    After,
+    AsBundle,
+    Guards,
+    HostOption,
+    Json,
+    Limit,
+    LockOption,
+    StateOption,
+    Tags,
+    WantedOption,
+    Weights,
+)
 from aot.cli.tag_commands import add_tags
 
 Directory = Annotated[Path, typer.Argument(help="A bundle's directory.")]
@@ -250,11 +262,16 @@ def _add_pod(app: typer.Typer) -> None:
         return Exit.OK if all(one.bundle for one in pulled) else Exit.NOTHING_FITS
 
     @app.command()
-    def doctor(json: Json = False) -> None:
-        """Say what this host is and what is wrong with it."""
-        from aot.cli import pod
+    def doctor(wanted: WantedOption = None, json: Json = False) -> int:
+        """Say what this host is and what is wrong with it; exit 0 where nothing keeps it from what it is for.
+
+        4 where something does. A registry that is configured and cannot be used has its own code: 5 where it cannot be
+        reached, 7 where it refuses.
+        """
         from aot.cli.context import read_config
+        from aot.cli.doctor import look_around, report_lines
         from aot.cli.output import emit
 
-        report = pod.look_around(read_config())
-        emit(report, pod.report_lines(report), as_json=json)
+        report = look_around(read_config(), wanted=wanted)
+        emit(report, report_lines(report), as_json=json)
+        return report.exit_code

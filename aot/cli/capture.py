@@ -16,6 +16,7 @@ from aot.cli.builds import connected
 from aot.cli.bytecode import variables_for
 from aot.cli.context import choose_profile, read_config
 from aot.cli.output import say, size
+from aot.cli.pending import pending_lines
 from aot.cli.write_back import WriteBack
 from aot.client import RegistryClient
 from aot.config import Config, whole_environ
@@ -169,6 +170,8 @@ def run_command_on(
         environ |= variables_for(bytecode, config=config, lock=pinned)
     for reason in prepared.reasons if prepared.bundle is None else ():
         say(f"aot: nothing restored: {reason}")
+    for line in pending_lines(prepared, config):
+        say(f"aot: {line}")
     back = None
     if write_back:
         require_tree(prepared)

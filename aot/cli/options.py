@@ -1,15 +1,28 @@
 """Options that several commands share."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class Ability(StrEnum):
+    """What a host is for."""
+
+    SERVING = "serving"
+    BUILDING = "building"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 LockOption = Annotated[Path | None, typer.Option("--lock", help="Lock file that pins names to digests.")]
 HostOption = Annotated[
     str | None,
     typer.Option("--host", help="File that `aot doctor --json` wrote, or a host: h100-sxm,driver=550,torch=2.12."),
+]
+WantedOption = Annotated[
+    Ability | None,
+    typer.Option("--for", help="What the host is for; serving, and building where it has a compiler, if left out."),
 ]
 Source = Annotated[Path, typer.Option(help="Directory of the source tree, or an exported program (.pt2).")]
 Entry = Annotated[str | None, typer.Option(help="module:function in the tree: the factory.")]

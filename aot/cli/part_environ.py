@@ -1,10 +1,12 @@
-"""What the worker of `aot up` sees of the environment, and whom it trusts."""
+"""What the parts of a service see of the environment, and whom the worker of `aot up` trusts."""
 
+import os
 import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
+from aot.sandbox import find_packages
 from aot.schema.card_variables import CARD_VARIABLES
 
 # The worker runs beside other people's sources, so it gets what it needs and no more: not the registry's database,
@@ -19,6 +21,15 @@ PASSED = frozenset(
 )
 PASSED_PREFIXES = ("LC_", "XDG_", "PYTHON", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
 TRUSTED_AT_HOME = "default"
+
+
+def parts_path(server: Path, environ: Mapping[str, str]) -> str:
+    """Return PYTHONPATH for a part of the service: the server's place before the caller's, which are made absolute.
+
+    A part works in another directory. What a launcher has put on the path without PYTHONPATH comes after these.
+    """
+    given = [os.path.abspath(place) for place in environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return os.pathsep.join(dict.fromkeys((str(server), *given, *map(str, find_packages().added))))
 
 
 def worker_environ(environ: Mapping[str, str], *, url: str, token_file: Path, at_home: bool) -> dict[str, str]:

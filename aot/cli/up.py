@@ -19,7 +19,7 @@ from typing import Self
 
 import aot
 from aot.cli.output import emit, say
-from aot.cli.part_environ import is_loopback, worker_environ
+from aot.cli.part_environ import is_loopback, parts_path, worker_environ
 from aot.cli.parts import Parts
 from aot.client import RegistryClient
 from aot.client.connect import open_client
@@ -122,7 +122,7 @@ def _shared(place: Place, checkout: Path, environ: Mapping[str, str]) -> dict[st
         "AOT_DATA_DIR": str(place.data_dir),
         "AOT_HOST": place.host,
         "AOT_PORT": str(place.port),
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(checkout), environ.get("PYTHONPATH")))),
+        "PYTHONPATH": parts_path(checkout, environ),
     }
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from aot.compile.program import Example, Program
 from aot.errors import CompileStopped
 from aot.locks import try_lock
+from aot.sandbox import find_packages
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.profile import Profile
@@ -43,6 +44,7 @@ class SharedCaches:
             profile.capability,
             sysconfig.get_paths()["purelib"],
             sysconfig.get_paths()["include"],
+            *map(str, find_packages().added),
         )
         return self.directory / f"headers-{Digest.of(encode(parts)).short}"
 

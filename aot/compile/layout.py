@@ -17,7 +17,7 @@ from aot.compile.tuned import TUNING_FILE
 from aot.config import whole_environ
 from aot.environment.assembler import ASSEMBLER, find_assembler
 from aot.environment.cards import card_variables
-from aot.sandbox import Bind, BindMode
+from aot.sandbox import Bind, BindMode, find_packages, python_path
 from aot.schema.profile import Profile
 from aot.schema.recipe import Recipe
 
@@ -87,6 +87,7 @@ class Layout:
             (self.scratch / name).mkdir(parents=True, exist_ok=True)
         # Later maps win, so the narrower places come last.
         places = {
+            **{str(place): "/p" for place in find_packages().added},
             sysconfig.get_paths()["purelib"]: "/p",
             sysconfig.get_paths()["platlib"]: "/p",
             str(self.inside("build")): "/b",
@@ -119,7 +120,7 @@ class Layout:
             "TMPDIR": str(build / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(build / "cache"),
             "TRITON_CACHE_DIR": str(build / "cache" / "triton"),
-            "PYTHONPATH": str(package_place().parent),
+            "PYTHONPATH": python_path(),
             "PYTHONHASHSEED": "0",
             "PYTHONUNBUFFERED": "1",
             "LANG": "C.UTF-8",

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from aot.bundle.hashing import blob_of
 from aot.compile.binaries import record_binaries
+from aot.compile.ends import as_compile_error, explain_exit, failure_of
 from aot.compile.headers import SharedCaches
 from aot.compile.isa import check_instructions
 from aot.compile.job import ARTIFACTS_DIRECTORY, OUTCOME_FILE, CompileJob, CompileOutcome, JobKind
@@ -24,19 +25,9 @@ from aot.compile.multi_arch import check_multi_arch
 from aot.compile.options import cpu_capability, refuse_other_machine
 from aot.compile.toolchain import observe_toolchain
 from aot.compile.tuned import MOST_BYTES, TUNING_FILE, TuningStore
-from aot.errors import (
-    AotError,
-    BackendFailed,
-    CompileFailed,
-    CompileOutOfMemory,
-    CompileStopped,
-    CompileTimedOut,
-    InvalidInput,
-    MalformedDocument,
-    SourceNotLoadable,
-)
+from aot.errors import BackendFailed, MalformedDocument, SourceNotLoadable
 from aot.recipes import check_recipe
-from aot.sandbox import Bubblewrap, ChildExit, ExitKind, OnEvent, ShouldStop, list_gpu_devices, run_child
+from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, list_gpu_devices, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.schema.artifact import Artifact, ConstantMeta
 from aot.schema.codec import decode, encode
@@ -50,7 +41,6 @@ from aot.source import OpenedSource
 
 OUTPUT_BYTES = 64 << 20
 OUTCOME_BYTES = 64 << 20
-DETAILS_BYTES = 64 << 10
 WARM_LIMITS = Limits(wall_seconds=600.0, memory_bytes=8 << 30)
 
 
@@ -256,7 +246,7 @@ def _limits_of(limits: Limits) -> ChildLimits:
 def _accept(outcome: CompileOutcome, job: CompileJob, *, out: Path, ended: ChildExit) -> Compiled:
     """Take over what the child made, once its files are those that it recorded. Raises BackendFailed."""
     if outcome.fingerprint is None:
-        raise _failure(BackendFailed, "the child recorded no fingerprint", "build again", ended)
+        raise failure_of(BackendFailed, "the child recorded no fingerprint", "build again", ended)
     paths = dict(check_files(out, outcome))
     return Compiled(
         artifacts=tuple(record_binaries(artifact, paths, job.profile) for artifact in outcome.artifacts),
@@ -277,67 +267,15 @@ def read_outcome(out: Path, ended: ChildExit, *, phase: Phase, limits: Limits) -
         outcome = decode(content, CompileOutcome, what="compile outcome")
     except (OSError, MalformedDocument) as error:
         # The source's code runs in the child too, and may end it before it has written anything.
-        raise _failure(
+        raise failure_of(
             SourceNotLoadable if phase is Phase.LOADING else BackendFailed,
             f"the child ended without an outcome while {phase}: it {ended.describe()}",
             "a source must not call os._exit, nor end the process in another way",
             ended,
         ) from error
     if outcome.error is not None:
-        raise _as_compile_error(outcome, ended)
+        raise as_compile_error(outcome, ended)
     return outcome
-
-
-def explain_exit(ended: ChildExit, *, phase: Phase, limits: Limits) -> CompileFailed | None:
-    """Return the error that a child's end means; None when it ended by itself with an outcome."""
-    in_phase = f"while {phase}"
-    match ended.kind:
-        case ExitKind.EXITED if ended.code == 0:
-            return None
-        case ExitKind.TIMED_OUT:
-            text = f"the build took longer than {limits.wall_seconds:.0f} s, {in_phase}"
-            return _failure(CompileTimedOut, text, "raise the limit wall_seconds, or compile by regions", ended)
-        case ExitKind.OUT_OF_MEMORY:
-            text = f"the build {ended.memory_words}; it was {phase}"
-            return _failure(CompileOutOfMemory, text, f"{ended.memory_hint}, or compile by regions", ended)
-        case ExitKind.LOST:
-            there = f"; {ended.room}" if ended.room is not None else ""
-            text = f"the build was killed from outside, {in_phase}, most likely for its memory{there}"
-            return _failure(CompileOutOfMemory, text, "raise memory_bytes, or build on a larger worker", ended)
-        case ExitKind.STOPPED:
-            return _failure(CompileStopped, f"the build was stopped: {ended.stop_reason}", "", ended)
-        case _:
-            own = phase is Phase.LOADING
-            used = {
-                ExitKind.TOO_MUCH_DISK: f"wrote more than {limits.most_disk_bytes} bytes to disk",
-                ExitKind.TOO_MANY_PROCESSES: f"ran more than {limits.processes} processes",
-            }
-            text = f"the child {used.get(ended.kind, ended.describe())} {in_phase}"
-            hint = "run the factory by itself; its output and its processes count" if own else "see the log"
-            return _failure(SourceNotLoadable if own else BackendFailed, text, hint, ended)
-
-
-def _failure(kind: type[CompileFailed], text: str, hint: str, ended: ChildExit) -> CompileFailed:
-    details = {"log": ended.stderr_tail, "signal": ended.signal, "exit": ended.kind.value, "backend": "inductor"}
-    return kind(text, hint=hint, details=details)
-
-
-def _as_compile_error(outcome: CompileOutcome, ended: ChildExit) -> AotError:
-    """Return the child's error. It runs other people's code, so only what a compile may say is believed."""
-    assert outcome.error is not None
-    error = outcome.error.to_error()
-    if not isinstance(error, (InvalidInput, CompileFailed)):
-        error = BackendFailed(error.message, hint=error.hint, details={"backend": "inductor", **error.details})
-    if ended.ended_by_kernel and isinstance(error, BackendFailed):
-        # A compiler of its own, which it could only see fail.
-        there = f": {ended.room}" if ended.room is not None else ""
-        text = f"the kernel ended a process of the build for want of memory{there}; {error.message}"
-        error = CompileOutOfMemory(text, hint=f"{ended.memory_hint}, or compile by regions", details=error.details)
-    if len(encode(error.details)) > DETAILS_BYTES:
-        error.details = {"left_out": "the details were too long"}
-    error.details.setdefault("log", ended.stderr_tail)
-    error.details.setdefault("phases", dict(outcome.report.phases))
-    return error
 
 
 def check_files(out: Path, outcome: CompileOutcome) -> Iterator[tuple[Digest, Path]]:

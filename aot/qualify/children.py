@@ -17,7 +17,7 @@ from aot.emulator import Emulator
 from aot.environment.cards import card_variables
 from aot.errors import CompileStopped, MalformedDocument, QualificationFailed
 from aot.qualify.job import CLAIM_FILE, JOB_FILE, ProofJob, Task
-from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, capped, find_room, run_child
+from aot.sandbox import Bubblewrap, ChildExit, OnEvent, ShouldStop, capped, find_room, python_path, run_child
 from aot.sandbox import Limits as ChildLimits
 from aot.sandbox.exit import ExitKind
 from aot.schema.codec import Document, decode, encode
@@ -140,7 +140,7 @@ class Proving:
             "TMPDIR": str(private / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(private / "cache"),
             "TRITON_CACHE_DIR": str(private / "cache" / "triton"),
-            "PYTHONPATH": str(package_place().parent),
+            "PYTHONPATH": python_path(),
             # Eager and compiled starts must meet the same bytecode, and neither may write it for the other.
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
@@ -191,10 +191,11 @@ def explain_exit(watched: Watched) -> QualificationFailed:
     ended = watched.ended
     where = f" at: {watched.last_step}" if watched.last_step else ""
     details = {"exit": ended.kind.value, "signal": ended.signal, "step": watched.last_step, "log": log_of(ended)}
-    hint = _HINTS.get(ended.kind, "")
+    hint = _HINTS.get(ended.kind, ended.group_hint)
     if ended.kind is ExitKind.OUT_OF_MEMORY:
         hint = f"{ended.memory_hint}, or narrow the coverage"
-    return QualificationFailed(f"the {watched.task} child {ended.describe()}{where}", hint=hint, details=details)
+    text = f"the {watched.task} child {ended.describe()}{where}{ended.group_words}"
+    return QualificationFailed(text, hint=hint, details=details)
 
 
 _HINTS = {

@@ -5,6 +5,7 @@ from aot.sandbox.child import run_child
 from aot.sandbox.events import EVENTS_FD, OnEvent, ShouldStop, write_event
 from aot.sandbox.exit import ChildExit, CountedBy, ExitKind, ProcessCount, Program
 from aot.sandbox.limits import Limits, SandboxKind
+from aot.sandbox.packages import find_packages, python_path
 from aot.sandbox.room import Room, RoomOf, capped, find_room
 
 __all__ = [
@@ -25,9 +26,11 @@ __all__ = [
     "SandboxKind",
     "ShouldStop",
     "capped",
+    "find_packages",
     "find_room",
     "find_sandbox",
     "list_gpu_devices",
+    "python_path",
     "run_child",
     "write_event",
 ]

@@ -16,6 +16,7 @@ from aot.sandbox.bubblewrap import Bind, BindMode, Bubblewrap, checked, same_pla
 from aot.sandbox.events import EVENTS_FD, EventReader, OnEvent, ShouldStop
 from aot.sandbox.exit import ChildExit
 from aot.sandbox.limits import Limits, SandboxKind
+from aot.sandbox.packages import view_packages
 from aot.sandbox.room import Room, capped, find_oom_kills, find_room
 from aot.sandbox.talk import Talk
 
@@ -45,7 +46,8 @@ def run_child(
     `argv[0]` is an absolute path, as the child sees it, and so is `cwd`. `env` is the whole environment, to which
     only PWD and, with `on_event`, `EVENTS_FD` are added. `sandbox=None` means limits without isolation: `readable`
     and `devices` then say nothing, and a bind to another place is refused. A child in a sandbox sees the system,
-    this Python, `readable`, `writable`, `binds`, `devices`, and a small /tmp in memory unless one is bound.
+    this Python, the places that its packages come from (which it finds by `python_path`), `readable`, `writable`,
+    `binds`, `devices`, and a small /tmp in memory unless one is bound.
 
     `stdout` and `stderr` name files that receive the streams up to the cap. `on_event` gets the child's event lines
     in order; `should_stop` is asked five times a second, and a text that it returns ends the child. Both run in the
@@ -98,7 +100,7 @@ def _open_pipe(stack: contextlib.ExitStack) -> tuple[BinaryIO, BinaryIO]:
 def _write_bubblewrap(sandbox: Bubblewrap, spec: dict[str, Any], shown: Sequence[Bind], *, most: int) -> dict[str, Any]:
     arguments = write_arguments(
         sandbox,
-        [*view_system(), *shown],
+        [*view_system(), *view_packages(), *shown],
         env=spec["env"],
         cwd=PurePosixPath(spec["cwd"]),
         memory_bytes=most,

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from aot.sandbox.limits import SandboxKind
-from aot.sandbox.room import Room
+from aot.sandbox.room import Room, RoomOf
 
 
 class ExitKind(StrEnum):
@@ -69,7 +69,8 @@ class ChildExit:
     largest process. Tails are the end of each stream. `survivors` counts processes that SIGKILL could not end in
     ten seconds. `garbled_lines` counts event lines that were not JSON objects. `memory_limit_bytes` is what was
     asked for, and `room` the memory that there was, which bounds it; `ended_by_kernel`: a process of the child was,
-    since memory was out before the child had come to its limit.
+    since memory was out before the child had come to its limit. `ended_in_group`: some process of the cgroup was, while
+    the child ran, and others share the cgroup: nothing says that it was one of the child's.
     """
 
     kind: ExitKind
@@ -88,6 +89,7 @@ class ChildExit:
     memory_limit_bytes: int = 0
     room: Room | None = None
     ended_by_kernel: bool = False
+    ended_in_group: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -107,6 +109,22 @@ class ChildExit:
                 return f"out of memory: it {self.memory_words}"
             case other:
                 return other.value.replace("_", " ")
+
+    @property
+    def group_words(self) -> str:
+        """What to say behind a failure where it may have been somebody else's process that was ended; else empty."""
+        if not self.ended_in_group:
+            return ""
+        there = f" ({self.room})" if self.room is not None and self.room.of is RoomOf.CGROUP else ""
+        return (
+            "; meanwhile the kernel ended a process of the cgroup, which other processes share, for want of memory"
+            f"{there}: one of this build or of theirs"
+        )
+
+    @property
+    def group_hint(self) -> str:
+        """What to do about that; else empty."""
+        return "try again, or give each worker a container of its own" if self.ended_in_group else ""
 
     @property
     def memory_words(self) -> str:

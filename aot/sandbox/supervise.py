@@ -30,6 +30,7 @@ from aot.sandbox.trace import WAIT_ALL, Poller, Tracer
 from aot.sandbox.tree import (
     Entry,
     find_descendants,
+    is_group_shared,
     kill_descendants,
     read_entry,
     read_kernel_oom_kills,
@@ -68,6 +69,7 @@ class Supervision:
         self._memory = MemoryMeter(self._limits["memory_bytes"], self._limits["room_bytes"])
         self._counting: Tracer | Poller | None = None
         self._oom_kills = read_kernel_oom_kills(spec["oom_kills"])
+        self._is_shared = is_group_shared(spec["oom_kills"], os.getppid())
 
     def run(self) -> None:
         """Start the child and return once nothing of its tree is left and the report is written."""
@@ -245,9 +247,14 @@ class Supervision:
             return {"failure": stderr_tail.strip() or "bubblewrap gave no reason"}
         oom_killed = read_kernel_oom_kills(self._spec["oom_kills"]) > self._oom_kills
         found = describe_end(status, oom_killed=oom_killed)
-        # Of another process of the host than the child's own nothing is known to be ours.
-        ours = oom_killed and (self._spec["oom_kills"] is not None or found["kind"] == "out_of_memory")
-        return {**found, "ended_by_kernel": ours, "failure": None}
+        # The child's own end is evidence. Another process that was ended is ours only where there are no others.
+        ours = oom_killed and (found["kind"] == "out_of_memory" or not self._is_group_shared())
+        near = oom_killed and not ours and self._spec["oom_kills"] is not None  # of the whole host's count says nothing
+        return {**found, "ended_by_kernel": ours, "ended_in_group": near, "failure": None}
+
+    def _is_group_shared(self) -> bool:
+        """Now or when the child started: who was ended may be gone."""
+        return self._is_shared or is_group_shared(self._spec["oom_kills"], os.getppid())
 
     def _read_status(self) -> int | None:
         if self._status is not None or self._status_fd is None:

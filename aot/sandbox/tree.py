@@ -140,3 +140,47 @@ def read_kernel_oom_kills(path: str | None) -> int:
     except OSError:
         pass
     return 0
+
+
+def is_group_shared(path: str | None, owner: int) -> bool:
+    """Whether processes that `owner` did not start, its own ancestors apart, are in the cgroup that `path` counts for.
+
+    True as well where that cannot be told: what the group counts may then be anybody's.
+    """
+    if path is None:
+        return True
+    try:
+        listed = _list_group(os.path.dirname(path))
+    except (OSError, ValueError):
+        return True
+    ours = {owner, *(entry.pid for entry in find_descendants(owner)), *_list_ancestors(owner)}
+    return any(pid not in ours and _is_there(pid) for pid in listed)
+
+
+def _list_group(directory: str) -> list[int]:
+    """The processes of a cgroup and those below it; 0 for each that another PID namespace hides."""
+    with open(os.path.join(directory, "cgroup.procs"), encoding="ascii") as file:
+        found = [int(line) for line in file]
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found += _list_group(entry.path)
+    return found
+
+
+def _list_ancestors(pid: int) -> list[int]:
+    found: list[int] = []
+    while (entry := read_entry(pid)) and entry.parent > 0:
+        pid = entry.parent
+        found.append(pid)
+    return found
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # 0 is this process's own group, and there
+    except ProcessLookupError:
+        return False  # it ended between the two looks
+    except PermissionError:
+        pass
+    return True

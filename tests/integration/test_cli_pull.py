@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from aot.cache import LocalCache
-from aot.cli.pod import Report
+from aot.cli.doctor import Report
 from aot.errors import BundleNotFound, BundleWithdrawn, InvalidInput
 from aot.runtime.fetch import resolve
 from aot.schema.codec import encode
@@ -78,7 +78,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 def node(shell: Shell, tmp_path: Path) -> tuple[Shell, tuple[str, ...], LocalCache]:
     """A shell with a cold cache of its own, the command to fill it, and that cache."""
     host = tmp_path / "host.json"
-    host.write_bytes(encode(Report(environment=an_environment(), problems=())))
+    host.write_bytes(encode(Report(environment=an_environment(), problems=(), exit_code=0)))
     place = tmp_path / "cache"
     return shell.with_environ(AOT_CACHE_DIR=str(place)), ("pull", "mini", "--host", str(host)), LocalCache(place)
 

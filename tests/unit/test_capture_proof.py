@@ -193,6 +193,20 @@ def test_a_program_is_the_one_that_was_named_or_none(tmp_path: Path) -> None:
             proving._program(name, environ, tree)
 
 
+def test_a_command_has_the_packages_of_this_worker_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert proving._environ(tmp_path)["PYTHONPATH"] == ""
+    place = tmp_path / "deps"
+    (place / "torch-2.13.0.dist-info").mkdir(parents=True)
+    (place / "bin").mkdir()
+    (place / "bin" / "torchrun-of-deps").touch(0o755)
+    monkeypatch.setattr("sys.path", ["", str(place), *sys.path])
+    assert proving._environ(tmp_path)["PYTHONPATH"] == str(place)
+    found = proving._program("torchrun-of-deps", {"PATH": "/usr/bin:/bin"}, tmp_path)
+    assert found == str(place / "bin" / "torchrun-of-deps")
+
+
 def test_a_launcher_is_the_one_of_this_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (tmp_path / "venv" / "torchrun", tmp_path / "bin" / "torchrun", tmp_path / "bin" / "other"):
         place.parent.mkdir(exist_ok=True)

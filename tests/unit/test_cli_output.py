@@ -11,11 +11,12 @@ import pytest
 from aot.cli.builds import list_lines, show_lines
 from aot.cli.bundles import list_lines as bundle_lines
 from aot.cli.bundles import manifest_lines, narrow, parse_tagged, view_lines
+from aot.cli.doctor import Finding, Report, card_words, environment_lines, report_lines
 from aot.cli.ensure import ensured_line
 from aot.cli.exits import Exit, exit_code_of, of_system
 from aot.cli.explain import selection_lines
 from aot.cli.output import emit, say, say_error
-from aot.cli.pod import Report, card_words, environment_lines, pulled_lines, report_lines
+from aot.cli.pod import pulled_lines
 from aot.errors import BuildFailed, DigestMismatch, InvalidInput, InvalidName, LocalStorageFull
 from aot.pipeline import Target
 from aot.pipeline.ensure import Ensured
@@ -167,10 +168,14 @@ def test_doctor_reads_well() -> None:
 
 
 def test_doctor_ends_with_what_is_wrong() -> None:
-    problem = ErrorBody(code="two-compilers", message="$CXX is not g++ on PATH", hint="unset CXX")
-    bad = report_lines(Report(environment=an_environment(), problems=(problem,)))
-    assert bad[-3:] == ["", "problem: $CXX is not g++ on PATH", "  try: unset CXX"]
-    assert report_lines(Report(environment=an_environment(), problems=()))[-1] == "no problem found"
+    problems = (
+        Finding(code="broken-compiler", message="g++ fails", hint="install one", keeps_from="building"),
+        Finding(code="two-compilers", message="$CXX is not g++ on PATH", hint="unset CXX"),
+    )
+    bad = report_lines(Report(environment=an_environment(), problems=problems, exit_code=0))
+    assert bad[-6:-3] == ["", "problem (keeps it from building): g++ fails", "  try: install one"]
+    assert bad[-3:] == ["", "warning: $CXX is not g++ on PATH", "  try: unset CXX"]
+    assert report_lines(Report(environment=an_environment(), problems=(), exit_code=0))[-1] == "no problem found"
 
 
 def test_explain_gives_every_reason_a_line() -> None:

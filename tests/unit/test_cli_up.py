@@ -1,11 +1,12 @@
 """What `aot up` gives its worker, and when it trusts sources."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from aot.cli import run
-from aot.cli.part_environ import is_loopback, worker_environ
+from aot.cli import admin, run, up
+from aot.cli.part_environ import is_loopback, parts_path, worker_environ
 from aot.cli.up import Place
 
 URL, TOKEN_FILE = "http://127.0.0.1:8750", Path("/somewhere/worker-token")
@@ -96,3 +97,29 @@ def test_a_file_in_place_of_the_data_directory_is_named(tmp_path: Path, capsys: 
     (tmp_path / "file").touch()
     assert run(["up", "--data", str(tmp_path / "file")]) == 2
     assert f"wanted a directory, found the file {tmp_path / 'file'}" in capsys.readouterr().err
+
+
+def test_the_parts_find_what_the_command_found_wherever_they_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative place would be looked for in the checkout; a launcher may have told Python alone."""
+    launched = tmp_path / "launched"
+    (launched / "toy-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr("sys.path", ["", str(launched), *sys.path])
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    found = parts_path(Path("/checkout"), {"PYTHONPATH": f"deps::/absolute:{launched}"})
+    assert found.split(":") == ["/checkout", str(work / "deps"), "/absolute", str(launched)]
+    assert parts_path(Path("/checkout"), {}).split(":") == ["/checkout", str(launched)]
+
+
+def test_the_service_and_its_housekeeping_are_given_that_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = str(tmp_path / "deps")
+    shared = up._shared(Place(tmp_path, "127.0.0.1", 1), Path("/checkout"), {"PYTHONPATH": "deps"})
+    assert shared["PYTHONPATH"].split(":") == ["/checkout", wanted]
+    became: list[dict[str, str]] = []
+    monkeypatch.setattr("os.execve", lambda program, words, environ: became.append(environ))
+    admin.become(("keys",), {"PYTHONPATH": "deps"})
+    assert became[0]["PYTHONPATH"].split(":")[1:] == [wanted]

@@ -1,11 +1,13 @@
 """The directories, environment and compiler of a compile child."""
 
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import pytest
 
+from aot.compile.headers import SharedCaches
 from aot.compile.layout import Layout, package_place
 from aot.schema.recipe import Recipe
 from tests.builders import a_device, a_profile
@@ -57,6 +59,21 @@ def test_the_environment_is_the_recipes_under_what_a_build_needs(tmp_path: Path)
     assert env["PYTHONPATH"] == str(package_place().parent)
     assert env["ATEN_CPU_CAPABILITY"] == "avx2"
     assert "OMP_NUM_THREADS" not in env
+
+
+def test_packages_from_elsewhere_are_found_and_leave_no_path_in_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Path
+) -> None:
+    before = SharedCaches(tmp_path).place_for(a_profile())
+    place = tmp_path / "deps"
+    (place / "torch-2.13.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr("sys.path", ["", str(place), *sys.path])
+    layout = a_layout(tmp_path)
+    assert layout.environment(Recipe(), a_profile())["PYTHONPATH"].split(":")[0] == str(place)
+    layout.prepare(compiler, march="x86-64-v3")
+    assert f"-ffile-prefix-map={place}=/p" in ask(layout, "-c", "a.cpp")
+    # Compiled headers name those that they came from.
+    assert SharedCaches(tmp_path).place_for(a_profile()) != before
 
 
 def test_pinned_threads_reach_the_child(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.cli.pod import Report
+from aot.cli.doctor import Report
 from aot.errors import InvalidInput, MalformedDocument
 from aot.hosts import parse_host, read_host
 from aot.schema.capability import Capability
@@ -131,7 +131,7 @@ def test_what_is_not_known_is_refused_with_what_is_near(text: str, message: str,
 def test_a_file_of_the_doctor_is_a_host(tmp_path: Path) -> None:
     environment = parse_host("h100-sxm,driver=550")
     path = tmp_path / "host.json"
-    path.write_bytes(encode(Report(environment=environment, problems=(), registry="somewhere")))
+    path.write_bytes(encode(Report(environment=environment, problems=(), registry="somewhere", exit_code=0)))
     assert parse_host(str(path)) == environment
     path.write_bytes(encode_pretty(environment))
     assert read_host(path) == environment

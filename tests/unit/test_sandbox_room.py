@@ -1,5 +1,8 @@
 """A limit on memory promises none: it is lowered to what the cgroup allows or the host has, and that is told."""
 
+import os
+import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,8 +18,9 @@ from aot.errors import BackendFailed, CompileOutOfMemory
 from aot.qualify import children
 from aot.qualify.children import Proving, Watched
 from aot.qualify.job import JOB_FILE, ProofJob, Task
-from aot.sandbox import ChildExit, ExitKind, Room, RoomOf, SandboxKind, capped, find_room
+from aot.sandbox import ChildExit, ExitKind, Room, RoomOf, SandboxKind, capped, find_room, supervise
 from aot.sandbox.room import BESIDE_BYTES, find_oom_kills
+from aot.sandbox.tree import is_group_shared
 from aot.schema.codec import decode, encode
 from aot.schema.recipe import Recipe
 from aot.schema.report import Phase
@@ -194,21 +198,123 @@ def test_a_compiler_that_the_kernel_ended_is_told_in_place_of_its_failure(tmp_pa
     assert RAISE_GROUP in caught.value.hint and caught.value.details["region"] == "head"
 
 
+def a_group(place: Path, monkeypatch: pytest.MonkeyPatch, *, neighbour: bool = False) -> Path:
+    """The file that counts for a cgroup that is a child's and its worker's alone, or that others share."""
+    events = place / "memory.events"
+    events.write_text("low 0\noom 7\noom_kill 0\noom_group_kill 0\n")
+    # 0 is how a process of another container is listed; one that has ended is no neighbour any more.
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    (place / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n{ended.pid}\n")
+    (place / "below").mkdir(exist_ok=True)
+    (place / "below" / "cgroup.procs").write_text("0\n" if neighbour else "")
+    monkeypatch.setattr("aot.sandbox.child.find_oom_kills", lambda: events)
+    return events
+
+
+KILLED, FAILED = "os.kill(os.getpid(), 9)", "sys.exit(3)"
+
+
+@EACH_KIND
+@pytest.mark.parametrize("neighbour", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("counted", [0, 1])
 def test_a_kill_is_the_kernels_where_the_cgroup_counts_it(
-    counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    counted: int, neighbour: bool, kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = tmp_path / "memory.events"
-    events.write_text("low 0\noom 7\noom_kill 0\noom_group_kill 0\n")
-    monkeypatch.setattr("aot.sandbox.child.find_oom_kills", lambda: events)
-    code = f"import os, sys; open(sys.argv[1], 'w').write('oom_kill {counted}\\n'); os.kill(os.getpid(), 9)"
-    end = run_python(code, str(events), kind=SandboxKind.PROCESS)
-    assert end.ended_by_kernel == bool(counted)
+    """The child's own end by SIGKILL is evidence, whoever else there is."""
+    events = a_group(tmp_path, monkeypatch, neighbour=neighbour)
+    code = f"import os, sys; open(sys.argv[1], 'w').write('oom_kill {counted}\\n'); {KILLED}"
+    end = run_python(code, str(events), kind=kind, writable=[tmp_path])
+    assert (end.ended_by_kernel, end.ended_in_group) == (bool(counted), False)
     assert end.kind is (ExitKind.OUT_OF_MEMORY if counted else ExitKind.SIGNALED)
-    events.write_text("oom_kill 0\n")
-    other = code.replace("os.kill(os.getpid(), 9)", "sys.exit(3)")
-    end = run_python(other, str(events), kind=SandboxKind.PROCESS)
-    assert (end.kind, end.ended_by_kernel) == (ExitKind.EXITED, bool(counted))
+
+
+@EACH_KIND
+@pytest.mark.parametrize("neighbour", [False, True], ids=["alone", "shared"])
+@pytest.mark.parametrize("counted", [0, 1])
+def test_a_neighbours_end_is_not_taken_for_the_childs(
+    counted: int, neighbour: bool, kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = a_group(tmp_path, monkeypatch, neighbour=neighbour)
+    code = f"import os, sys; open(sys.argv[1], 'w').write('oom_kill {counted}\\n'); {FAILED}"
+    end = run_python(code, str(events), kind=kind, writable=[tmp_path])
+    assert (end.kind, end.code) == (ExitKind.EXITED, 3)
+    assert end.ended_by_kernel is (bool(counted) and not neighbour)
+    assert end.ended_in_group is (bool(counted) and neighbour)
+
+
+def test_a_neighbour_that_has_gone_by_the_end_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = a_group(tmp_path, monkeypatch, neighbour=True)
+    code = (
+        "import os, sys; open(sys.argv[1], 'w').write('oom_kill 1\\n')\n"
+        f"open(os.path.dirname(sys.argv[1]) + '/below/cgroup.procs', 'w').close(); {FAILED}"
+    )
+    assert run_python(code, str(events), kind=SandboxKind.PROCESS).ended_in_group
+
+
+@pytest.mark.parametrize("lost", ["cgroup.procs", "below/cgroup.procs"])
+def test_a_group_that_cannot_be_read_may_be_anybodys(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = a_group(tmp_path, monkeypatch)
+    assert not is_group_shared(str(events), os.getpid())
+    (tmp_path / lost).unlink()
+    assert is_group_shared(str(events), os.getpid())
+    assert is_group_shared(None, os.getpid())
+
+
+def test_what_the_host_counts_says_nothing_of_a_child_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((0, 1))
+    monkeypatch.setattr(supervise, "read_kernel_oom_kills", lambda path: next(counts))
+    supervision = supervise.Supervision(
+        {"limits": {"memory_bytes": 1, "room_bytes": None}, "bubblewrap": None, "oom_kills": None}
+    )
+    monkeypatch.setattr(supervision, "_read_status", lambda: 3 << 8)
+    supervision._releasing, supervision._failure = threading.Thread(), None
+    supervision._releasing.start()
+    found = supervision._read_outcome("")
+    assert (found["kind"], found["ended_by_kernel"], found["ended_in_group"]) == ("exited", False, False)
+
+
+NEIGHBOURS = "meanwhile the kernel ended a process of the cgroup, which other processes share, for want of memory"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "Command '['ptxas']' died with <Signals.SIGKILL: 9>.",
+        "`ptxas` failed with error code -9",
+        "ld terminated with signal 9 [Killed]",
+    ],
+)
+def test_in_a_shared_group_a_compiler_that_says_so_was_ended(said: str, tmp_path: Path) -> None:
+    failed = ErrorBody(code=BackendFailed.code, message="C++ compile error", details={"log": said})
+    (tmp_path / OUTCOME_FILE).write_bytes(encode(CompileOutcome(error=failed)))
+    ended = replace(ENDED, kind=ExitKind.EXITED, code=0, room=SMALL, ended_in_group=True)
+    with pytest.raises(CompileOutOfMemory, match="the kernel ended a process of the build"):
+        read_outcome(tmp_path, ended, phase=Phase.COMPILING, limits=Limits())
+    with pytest.raises(BackendFailed, match=r"^C\+\+ compile error$"):
+        read_outcome(tmp_path, replace(ended, ended_in_group=False), phase=Phase.COMPILING, limits=Limits())
+
+
+def test_in_a_shared_group_another_failure_stays_what_it_is(tmp_path: Path) -> None:
+    failed = ErrorBody(code=BackendFailed.code, message="error: 'x' was not declared", hint="see the log")
+    (tmp_path / OUTCOME_FILE).write_bytes(encode(CompileOutcome(error=failed)))
+    ended = replace(ENDED, kind=ExitKind.EXITED, code=0, room=SMALL, ended_in_group=True)
+    with pytest.raises(BackendFailed, match=r"^error: 'x' was not declared; ") as caught:
+        read_outcome(tmp_path, ended, phase=Phase.COMPILING, limits=Limits())
+    assert f"{NEIGHBOURS} ({SAID})" in caught.value.message and "of this build or of theirs" in caught.value.message
+    assert caught.value.hint == "see the log; try again, or give each worker a container of its own"
+
+
+def test_a_child_that_failed_beside_a_neighbour_that_was_ended_says_so(tmp_path: Path) -> None:
+    ended = replace(ENDED, kind=ExitKind.EXITED, code=3, room=None, ended_in_group=True)
+    built = explain_exit(ended, phase=Phase.COMPILING, limits=Limits())
+    proven = children.explain_exit(Watched("numerics", ended, Path(), Path(), {}, "seed 1"))
+    for failure in (built, proven):
+        assert failure is not None and not isinstance(failure, CompileOutOfMemory)
+        assert NEIGHBOURS in failure.message and "a container of its own" in failure.hint
 
 
 @pytest.mark.parametrize(

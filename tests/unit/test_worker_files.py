@@ -2,16 +2,21 @@
 
 import os
 import shutil
+import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aot.errors import DirectoryInUse, InvalidConfig
 from aot.schema.names import Name
+from worker import app
 from worker.lines import Lines, plain
 from worker.logs import MOST_BYTES, LogFiles
+from worker.names import kept_name
 from worker.scratch import own_scratch, scratch_directory
+from worker.settings import Settings
 
 
 def a_log(work: Path, content: bytes, name: str = "compile/stderr.txt") -> Path:
@@ -88,6 +93,60 @@ def test_a_scratch_directory_that_cannot_be_made_is_named(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match="file/scratch"), own_scratch(tmp_path / "file" / "scratch", Name("w")):
         pass
+
+
+def test_a_worker_without_a_name_takes_that_of_one_which_has_ended(tmp_path: Path) -> None:
+    """The registry then knows it as the same one, whatever packages it has by now."""
+    with kept_name(tmp_path, Name("host-7")) as (name, scratch):
+        assert (name, scratch) == ("host-7", tmp_path / "scratch" / "host-7")
+        # Two at once have names of their own, and each is had again.
+        with kept_name(tmp_path, Name("host-8")) as (other, _):
+            assert other == "host-8"
+        with kept_name(tmp_path, Name("host-9")) as (again, _):
+            assert again == "host-8"
+    with kept_name(tmp_path, Name("host-10")) as (first, _), kept_name(tmp_path, Name("host-11")) as (second, _):
+        assert (first, second) == ("host-7", "host-8")
+
+
+def test_a_worker_that_was_killed_leaves_its_name_to_the_next(tmp_path: Path) -> None:
+    process = os.fork()
+    if process == 0:
+        try:
+            with kept_name(tmp_path, Name("host-7")) as (_, scratch):
+                scratch.mkdir()
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.waitpid(process, 0)
+    assert (tmp_path / "scratch" / "host-7.lock").exists()
+    with kept_name(tmp_path, Name("host-8")) as (name, scratch):
+        assert name == "host-7" and not scratch.exists()
+
+
+def test_a_name_of_another_host_that_shares_the_directory_is_left_alone(tmp_path: Path) -> None:
+    for name in ("other-7", "host-2-7", "chosen"):
+        with kept_name(tmp_path, Name(name)):
+            pass
+    with kept_name(tmp_path, Name("host-8")) as (name, _):
+        assert name == "host-8"
+    with kept_name(tmp_path, Name("host-2-9")) as (name, _):
+        assert name == "host-2-7"
+
+
+def test_a_name_that_cannot_be_noted_is_none_the_less_had(tmp_path: Path) -> None:
+    (tmp_path / "workers").touch()
+    with kept_name(tmp_path, Name("host-8")) as (name, _):
+        assert name == "host-8"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_name_that_was_chosen_is_the_workers(tmp_path: Path, named: bool) -> None:
+    with kept_name(tmp_path, Name("host-7")):
+        pass
+    environ = {"AOT_URL": "http://r:1", "AOT_TOKEN": "t", "AOT_DATA_DIR": str(tmp_path)}
+    settings = Settings.from_environ({**environ, **({"AOT_WORKER_NAME": "host-8"} if named else {})})
+    with app._named(replace(settings, name=Name("host-8"))) as (found, scratch):
+        assert (found.name, scratch.name) == (("host-8", "host-8") if named else ("host-7", "host-7"))
 
 
 def test_every_child_of_a_build_is_read(tmp_path: Path) -> None:

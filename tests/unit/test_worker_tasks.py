@@ -3,8 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +160,7 @@ def test_a_worker_without_a_name_is_called_after_its_host(host: str, monkeypatch
     monkeypatch.setattr("socket.gethostname", lambda: host)
     name = Settings.from_environ(GIVEN).name
     assert Name.parse(name) == name
+    assert not Settings.from_environ(GIVEN).is_named
 
 
 def test_a_worker_registers_again_as_often_as_the_registry_says(service: Service) -> None:
@@ -200,6 +203,75 @@ def test_a_registry_that_forgets_or_goes_away_is_registered_with_again(service: 
 def test_what_the_registry_refuses_at_the_start_ends_the_worker(service: Service) -> None:
     with pytest.raises(Unauthenticated):
         Presence(client_of(service, token="wrong"), Name("w"), (a_profile(),)).register()
-    other = a_profile(toolchain=a_toolchain(torch="2.12.0+cpu"))
+
+
+OTHER = a_profile(toolchain=a_toolchain(torch="2.12.0+cpu"))
+
+
+@dataclass
+class Pauses:
+    """Time passes at the registry, and not here, while a worker waits. `act` is called at each pause."""
+
+    service: Service
+    act: Callable[[int], None] = lambda number: None
+    count: int = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.count += 1
+        self.service.clock.advance(10)
+        self.act(self.count)
+        assert self.count < 1000
+
+
+@pytest.fixture
+def pauses(service: Service, monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    pauses = Pauses(service)
+    monkeypatch.setattr(
+        "worker.presence.time", SimpleNamespace(sleep=pauses.sleep, monotonic=lambda: pauses.count * 10.0)
+    )
+    return pauses
+
+
+def test_a_profile_of_a_worker_that_was_killed_is_had_once_it_is_forgotten(
+    service: Service, pauses: Pauses, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Presence(client_of(service), Name("w"), (OTHER,)).register().queues
+    assert pauses.count == 10  # 90 seconds after it was last seen
+    (told,) = [record.getMessage() for record in caplog.records if "profile-held" in record.getMessage()]
+    assert "last_seen=worker-1:" in told and "held by worker-1 with torch" in told
+    assert "forgotten 90 seconds after it was last seen" in told
+
+
+def test_a_profile_of_a_worker_that_lives_ends_the_other_as_soon_as_that_is_seen(
+    service: Service, pauses: Pauses
+) -> None:
+    def register(number: int) -> None:
+        if number % 3 == 0:
+            service.register(a_profile(), worker="worker-1")
+
+    pauses.act = register
     with pytest.raises(Conflict, match="worker-1"):
-        Presence(client_of(service), Name("w"), (other,)).register()
+        Presence(client_of(service), Name("w"), (OTHER,)).register()
+    assert pauses.count == 3
+
+
+def test_a_registry_that_goes_away_meanwhile_says_nothing_of_a_worker(service: Service, pauses: Pauses) -> None:
+    client = client_of(service)
+
+    def away(number: int) -> None:
+        client.transport.gone = 2 <= number < 5  # type: ignore[attr-defined]
+
+    pauses.act = away
+    assert Presence(client, Name("w"), (OTHER,)).register().queues
+
+
+def test_nobody_waits_for_ever(service: Service, pauses: Pauses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses.service.clock, "advance", lambda seconds: None)
+    with pytest.raises(Conflict, match="worker-1"):
+        Presence(client_of(service), Name("w"), (OTHER,)).register()
+    assert 30 <= pauses.count <= 32  # PATIENCE_SECONDS
+
+
+def test_a_worker_that_was_restarted_under_its_name_is_had_at_once(service: Service, pauses: Pauses) -> None:
+    assert Presence(client_of(service), Name("worker-1"), (OTHER,)).register().queues
+    assert pauses.count == 0

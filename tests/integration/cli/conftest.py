@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aot.cli.pod import Report
+from aot.cli.doctor import Report
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from tests.builders import a_spec, an_environment
@@ -33,7 +33,7 @@ def bundle(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Digest:
 def host(tmp_path: Path) -> Path:
     """A host file on which the bundle fits."""
     path = tmp_path / "host.json"
-    path.write_bytes(encode(Report(environment=an_environment(), problems=())))
+    path.write_bytes(encode(Report(environment=an_environment(), problems=(), exit_code=0)))
     return path
 
 

@@ -72,9 +72,10 @@ def test_commands_of_ci_need_no_torch(shell: Shell) -> None:
 
 
 def test_doctor_says_what_this_host_is(shell: Shell) -> None:
-    ran = shell.aot("doctor")
+    ran = shell.aot("doctor", "--for", "serving")
     assert ran.code == 0
-    facts = dict(line.split(maxsplit=1) for line in ran.lines if line and not line.startswith((" ", "problem", "no ")))
+    left_out = (" ", "problem", "warning", "no ")
+    facts = dict(line.split(maxsplit=1) for line in ran.lines if line and not line.startswith(left_out))
     assert facts["machine"] and facts["cpu"].startswith("cpu:") and facts["python"].startswith("3.")
     assert shell.url in facts["registry"]
     report = shell.aot("doctor", "--json").json
@@ -82,10 +83,10 @@ def test_doctor_says_what_this_host_is(shell: Shell) -> None:
 
 
 def test_doctor_names_a_registry_that_cannot_be_reached(shell: Shell) -> None:
-    ran = shell.with_environ(AOT_URL="http://127.0.0.1:9", AOT_TRUSTED_KEYS=None).aot("doctor")
-    assert ran.code == 0
-    assert "problem: " in ran.out and "127.0.0.1:9" in ran.out
-    assert "problem: AOT_TRUSTED_KEYS is not set" in ran.out
+    ran = shell.with_environ(AOT_URL="http://127.0.0.1:9", AOT_TRUSTED_KEYS=None).aot("doctor", "--for", "serving")
+    assert ran.code == 5
+    assert "problem (keeps it from serving): " in ran.out and "127.0.0.1:9" in ran.out
+    assert "warning: AOT_TRUSTED_KEYS is not set" in ran.out
 
 
 # Looking

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aot.cli.pod import Report
+from aot.cli.doctor import Report
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from aot.schema.wire.workers import Scope
@@ -47,7 +47,7 @@ def test_pull_prints_what_is_pinned_now(shell: Shell, bundle: Digest, host: Path
 
 def test_pull_and_explain_say_why_nothing_fits(shell: Shell, bundle: Digest, host: Path) -> None:
     poor = an_environment(node=a_node(machine="aarch64"))
-    host.write_bytes(encode(Report(environment=poor, problems=())))
+    host.write_bytes(encode(Report(environment=poor, problems=(), exit_code=0)))
     ran = shell.aot("pull", "mini", "--host", str(host))
     assert (ran.code, ran.out) == (4, "default/mini:latest: nothing fits this host\n")
     assert "aarch64" in ran.err
