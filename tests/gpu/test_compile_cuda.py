@@ -5,12 +5,15 @@ from functools import cache
 
 import pytest
 import torch
+from msgspec import structs
 
 from aot.compile.run import Compiled
 from aot.environment import observe_environment
 from aot.facts import read_cubin
 from aot.runtime.container import Container
+from aot.schema.artifact import Artifact
 from aot.schema.capability import Capability
+from aot.schema.measured import Measured, candidates_of, clocks_of, contest_of
 from aot.schema.names import Name
 from aot.schema.profile import Device, Profile
 from aot.schema.recipe import Mode, Recipe
@@ -82,7 +85,23 @@ def test_the_tuned_build_is_compared_with_an_untuned_one_on_the_card() -> None:
     compiled, _ = built(contested=True)
     (said,) = [text for text in compiled.report.warnings if "us untuned" in text]
     artifact = compiled.artifacts[0]
-    assert any(kernel.candidates > 1 for kernel in artifact.kernels) == said.endswith("the tuned build is kept")
+    kept = said.endswith("the tuned build is kept")
+    assert any(kernel.candidates > 1 for kernel in artifact.kernels) == kept
+    contest = contest_of(artifact)
+    assert contest is not None and contest.kept_untuned is not kept
+    tuned = artifact if kept else structs.replace(artifact, kernels=contest.kernels, facts=dict(contest.facts))
+    require_candidates(tuned)
+
+
+def require_candidates(artifact: Artifact) -> None:
+    """Every tuned kernel has all of its candidates' times, by configuration, and the card's clocks then."""
+    found = candidates_of(artifact)
+    assert found
+    for number, times in found.items():
+        kernel = artifact.kernels[int(number)]
+        assert (len(times), next(iter(times.values()))) == (kernel.candidates, kernel.best_us)
+    assert any("BLOCK_M=" in name for times in found.values() for name in times)
+    assert clocks_of(artifact, Measured.TUNING).keys() <= found.keys()
 
 
 def test_kernels_are_files_of_their_own_for_this_architecture() -> None:
@@ -109,6 +128,7 @@ def test_tuning_is_recorded_and_a_graph_is_to_be_captured() -> None:
     artifact = compiled.artifacts[0]
     assert artifact.facts["cuda_graphs"] == "capture"
     assert any(kernel.candidates > 1 and kernel.best_us for kernel in artifact.kernels)
+    require_candidates(artifact)
 
 
 @pytest.mark.parametrize("rows", [2, 64, 128])
