@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aot.errors import AotError, InvalidConfig, NotFound, Unavailable
 from aot.locks import claimed
@@ -85,20 +86,22 @@ def sweep(options: argparse.Namespace, settings: Settings) -> None:
     import structlog
 
     from registry.deps import build_deps
+    from registry.services.retention import SWEEPER_SECONDS
     from registry.services.retention import retain as retain_once
     from registry.services.sweep import sweep as sweep_once
 
     log = structlog.get_logger()
 
-    def survive(name: str, one_pass: Callable[["Deps"], object]) -> None:
+    def survive(name: str, one_pass: Callable[["Deps"], Any]) -> Any:
         try:
-            one_pass(deps)
+            return one_pass(deps)
         except Unavailable as error:
             log.warning(f"{name}-failed", code=error.code, reason=error.message)
         except InvalidConfig:
             raise
         except Exception:  # one row that breaks a pass must not end leases, tickets and retention with it
             log.exception(f"{name}-failed")
+        return None
 
     deps = build_deps(settings)
     if options.once:
@@ -112,7 +115,9 @@ def sweep(options: argparse.Namespace, settings: Settings) -> None:
         survive("sweep", sweep_once)
         if time.monotonic() >= retain_at and not stop.told:
             retain_at = time.monotonic() + settings.retain_every.total_seconds()
-            survive("retain", retain_once)
+            done = survive("retain", partial(retain_once, seconds=SWEEPER_SECONDS))
+            if done is not None and done.unfinished:
+                retain_at = time.monotonic()  # it goes on after the next pass over leases and tickets
         stop.pause(options.every)
     log.info("stopped")
 

@@ -45,6 +45,7 @@ def make_canaries(numerics: Numerics, job: ProofJob, program: Program, bundle: S
     if not job.frozen:
         put_all_synthetic(program.module, bundle.manifest.artifacts, seed=WEIGHTS_SEED)
     reference = Reference(program.module, memory_bytes=job.memory_bytes)
+    shared = names_in_one_memory(program.module)
     found: list[Canary] = []
     for subject in numerics.subjects:
         if subject.group.first.route is Route.FUNCTION:
@@ -55,9 +56,8 @@ def make_canaries(numerics: Numerics, job: ProofJob, program: Program, bundle: S
         for index, artifact in zip(subject.group.indices, subject.group.artifacts, strict=True):
             part_call = call if subject.group.whole else seen_by(program.module, artifact.instances[0], call)
             directory = Path(job.out) / CANARY_DIRECTORY / str(index)
-            if part_call is None or not write_canary(
-                program.module, artifact, part_call, into=directory, memory_bytes=job.memory_bytes
-            ):
+            known = {"shared": shared, "memory_bytes": job.memory_bytes}
+            if part_call is None or not write_canary(program.module, artifact, part_call, into=directory, **known):
                 continue
             found.append(Canary(artifact=index, seed=seed, point=point, weights_seed=0 if job.frozen else WEIGHTS_SEED))
         with loaded(bundle, subject.group, program.module, views=Path(job.out) / "views") as model:
@@ -89,24 +89,38 @@ def put_synthetic(module: "Module", artifact: Artifact, *, seed: int) -> None:
                 tensors[meta.name].copy_(synthetic_tensor(meta.name, meta.shape, meta.dtype, seed=seed))
 
 
-def hold_their_own(module: "Module", artifact: Artifact, *, seed: int) -> bool:
+def names_in_one_memory(module: "Module") -> frozenset[str]:
+    """The parameters and buffers, by every name they have, in whose memory another name's lies as well.
+
+    Asked once for all artifacts: a module of hundreds of regions has thousands of names.
+    """
+    whole = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    places = [(name, tensor.untyped_storage().data_ptr()) for name, tensor in whole]
+    names = Counter(place for _, place in places)
+    return frozenset(name for name, place in places if names[place] > 1)
+
+
+def hold_their_own(module: "Module", artifact: Artifact, *, seed: int, shared: frozenset[str]) -> bool:
     """Whether every float that the artifact asks for has its own synthetic value, since none lies in another's memory.
 
     A buffer that is a weight's transpose does, and a weight that two artifacts know by different names: of such two the
-    module holds the value of the last, and a pod, which has no module yet, gives each its own.
+    module holds the value of the last, and a pod, which has no module yet, gives each its own. `shared`: the names that
+    lie in one memory (`names_in_one_memory`).
     """
     import torch
 
     if artifact.facts.get("frozen") == "true":
         return True
-    whole = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    names = Counter(tensor.untyped_storage().data_ptr() for _, tensor in whole)
-    part = module.get_submodule(artifact.instances[0])
+    instance = artifact.instances[0]
+    prefix = f"{instance}." if instance else ""
+    asked = [meta for meta in artifact.constants if is_synthesized(meta) and prefix + meta.name in shared]
+    if not asked:
+        return True
+    part = module.get_submodule(instance)
     tensors = dict(part.named_parameters(remove_duplicate=False)) | dict(part.named_buffers(remove_duplicate=False))
     return all(
         torch.equal(tensors[meta.name].cpu(), synthetic_tensor(meta.name, meta.shape, meta.dtype, seed=seed))
-        for meta in artifact.constants
-        if is_synthesized(meta) and names[tensors[meta.name].untyped_storage().data_ptr()] > 1
+        for meta in asked
     )
 
 
@@ -131,12 +145,14 @@ def seen_by(module: "Module", instance: str, call: Call) -> Call | None:
     return Call(args, kwargs, tuple(tensors_in((args, kwargs))))
 
 
-def write_canary(module: "Module", artifact: Artifact, call: Call, *, into: Path, memory_bytes: int) -> bool:
+def write_canary(
+    module: "Module", artifact: Artifact, call: Call, *, into: Path, shared: frozenset[str], memory_bytes: int
+) -> bool:
     """Write both files; say whether there is one: it is small enough, its outputs are finite, its weights apart."""
     from safetensors.torch import save_file
 
     part = module.get_submodule(artifact.instances[0])
-    if artifact.call is None or not hold_their_own(module, artifact, seed=WEIGHTS_SEED):
+    if artifact.call is None or not hold_their_own(module, artifact, seed=WEIGHTS_SEED, shared=shared):
         return False
     flat = bind_call(artifact.call, signature_of(part)).flatten(call.args, call.kwargs)
     if isinstance(flat, str):

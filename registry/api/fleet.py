@@ -36,7 +36,7 @@ def register_worker(data: RegisterRequest, deps: Deps, caller: Principal) -> Reg
 
 @endpoint("list_workers")
 def list_workers(deps: Deps, caller: Principal) -> WorkerListing:
-    """List workers, by name."""
+    """List workers, by name: of many those that were seen last."""
     with deps.sessions.reading() as session:
         return fleet.list_workers(by=caller, live_since=deps.clock() - deps.settings.worker_lives, session=session)
 

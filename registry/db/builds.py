@@ -1,19 +1,24 @@
 """SQL over builds. Every change of state is a compare-and-set on the state and attempt that were read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, String, func, literal_column, select, text, tuple_, update
 from sqlalchemy.orm import Session, defer
 
 from aot.schema.digest import BuildKey, Digest
 from aot.schema.names import Name, Namespace
-from aot.schema.state import BuildEvent, BuildState, advance
-from registry.db.models import BuildLineRow, BuildRow
+from aot.schema.state import BuildEvent, advance
+from registry.db.models import LIVE_BUILD, BuildLineRow, BuildRow
 from registry.db.session import add_if_absent
+from registry.db.types import Unindexed
 
-LIVE = (BuildState.QUEUED, BuildState.RUNNING)
+# In the words of the partial indexes: where parameters say the states, SQLite reads every build that there ever was.
+LIVE = text(f"builds.{LIVE_BUILD}")
+RUNNING = literal_column("builds.state", String) == literal_column("'running'", String)
+# By id, and yet found by another index: most builds in that order have ended.
+IN_ORDER = Unindexed(BuildRow.id)
 
 Asked = tuple[Namespace, Name, BuildKey]
 """What identifies the bundle that somebody wants. The name is part of it, because the manifest carries it."""
@@ -34,7 +39,7 @@ def live_builds(asked: Sequence[Asked], session: Session) -> dict[Asked, BuildRo
     rows = session.scalars(
         select(BuildRow).where(
             tuple_(BuildRow.namespace, BuildRow.name, BuildRow.build_key).in_(list(asked)),
-            BuildRow.state.in_(LIVE),
+            LIVE,
             BuildRow.requalify.is_(None),
         )
     )
@@ -42,7 +47,14 @@ def live_builds(asked: Sequence[Asked], session: Session) -> dict[Asked, BuildRo
 
 
 def find_live_requalify(bundle: Digest, session: Session) -> BuildRow | None:
-    return session.scalar(select(BuildRow).where(BuildRow.requalify == bundle, BuildRow.state.in_(LIVE)))
+    return live_requalifying([bundle], session).get(bundle)
+
+
+def live_requalifying(bundles: Iterable[Digest], session: Session) -> dict[Digest, BuildRow]:
+    """The build that is to prove each of these bundles, where there is one."""
+    wanted = list(bundles)
+    rows = session.scalars(select(BuildRow).where(LIVE, BuildRow.requalify.in_(wanted))) if wanted else ()
+    return {row.requalify: row for row in rows if row.requalify is not None}
 
 
 def insert(row: BuildRow, session: Session) -> bool:
@@ -89,19 +101,19 @@ def free(*which: ColumnElement[bool]) -> Select[tuple[str]]:
     an order of its own. What was left out is looked at by the next pass. Inside of the statement that changes them:
     there may be more than one takes parameters.
     """
-    return select(BuildRow.id).where(*which).order_by(BuildRow.id).with_for_update(skip_locked=True, key_share=True)
+    return select(BuildRow.id).where(*which).order_by(IN_ORDER).with_for_update(skip_locked=True, key_share=True)
 
 
 def expired_builds(session: Session, *, now: datetime) -> Sequence[BuildRow]:
     """Running builds whose lease has run out, but for those that somebody changes at this moment; locked."""
-    over = (BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at <= now)
-    query = select(BuildRow).where(*over).order_by(BuildRow.id)
+    over = (RUNNING, BuildRow.lease_expires_at <= now)
+    query = select(BuildRow).where(*over).order_by(IN_ORDER)
     return session.scalars(query.with_for_update(skip_locked=True, key_share=True)).all()
 
 
 def shorten_leases(session: Session, *, over: datetime, to: datetime) -> None:
     """Leases that end after `over` end at `to`."""
-    longer = free(BuildRow.state == BuildState.RUNNING, BuildRow.lease_expires_at > over)
+    longer = free(RUNNING, BuildRow.lease_expires_at > over)
     session.execute(
         update(BuildRow).where(BuildRow.id.in_(longer)).values(lease_expires_at=to),
         execution_options={"synchronize_session": False},
@@ -110,9 +122,7 @@ def shorten_leases(session: Session, *, over: datetime, to: datetime) -> None:
 
 def running_by_worker(session: Session) -> dict[Name, tuple[str, Namespace]]:
     """What each worker builds, and in which namespace."""
-    rows = session.execute(
-        select(BuildRow.worker, BuildRow.id, BuildRow.namespace).where(BuildRow.state == BuildState.RUNNING)
-    )
+    rows = session.execute(select(BuildRow.worker, BuildRow.id, BuildRow.namespace).where(RUNNING))
     return {worker: (build, namespace) for worker, build, namespace in rows if worker is not None}
 
 

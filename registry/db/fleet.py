@@ -126,12 +126,16 @@ def profiles_of(worker: Name, session: Session) -> Sequence[Name]:
     ).all()
 
 
-def list_workers(session: Session) -> Sequence[tuple[WorkerRow, tuple[Name, ...]]]:
-    """Every worker with its profiles, by name."""
+def list_workers(session: Session, *, limit: int) -> Sequence[tuple[WorkerRow, tuple[Name, ...]]]:
+    """The workers that were seen last, with their profiles, by name."""
+    latest = select(WorkerRow).order_by(WorkerRow.seen_at.desc(), WorkerRow.name).limit(limit)
+    workers = sorted(session.scalars(latest), key=lambda worker: worker.name)
     profiles: dict[Name, list[Name]] = {}
-    for row in session.scalars(select(WorkerProfileRow).order_by(WorkerProfileRow.position)):
-        profiles.setdefault(row.worker, []).append(row.profile)
-    workers = session.scalars(select(WorkerRow).order_by(WorkerRow.name))
+    of_these = select(WorkerProfileRow.worker, WorkerProfileRow.profile).where(
+        WorkerProfileRow.worker.in_([worker.name for worker in workers])
+    )
+    for worker, profile in session.execute(of_these.order_by(WorkerProfileRow.position)):
+        profiles.setdefault(worker, []).append(profile)
     return [(worker, tuple(profiles.get(worker.name, ()))) for worker in workers]
 
 

@@ -18,13 +18,12 @@ from sqlalchemy.orm import Session
 
 from aot.schema.names import Name, Namespace
 from aot.schema.state import BuildState
-from registry.db.builds import free
+from registry.db.builds import RUNNING, free
 from registry.db.models import LIVE_BUILD, BuildRow, NamespaceClaimRow
 from registry.db.session import add_if_absent, hold_turn
 from registry.db.types import UtcTime, Word
 
 QUEUED = literal_column("builds.state", String) == literal_column("'queued'", String)
-RUNNING = literal_column("builds.state", String) == literal_column("'running'", String)
 READY = and_(QUEUED, literal_column("builds.waiting", String) == literal_column("''", String))
 QUEUE = (BuildRow.namespace, BuildRow.profile)
 FIRST_PAGE, PAGE = 1, 20

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, load_only
 from aot.schema.digest import Digest
 from aot.schema.spec import Spec
 from aot.schema.state import BlobState, BuildState, BundleState
+from registry.db.builds import LIVE
 from registry.db.bundles import hold_bundles
 from registry.db.measurements import measured_blobs
 from registry.db.models import (
@@ -26,7 +27,6 @@ from registry.db.models import (
     TagRow,
 )
 
-LIVE = (BuildState.QUEUED, BuildState.RUNNING)
 MEASURED = exists().where(MeasurementRow.blob == BlobRow.digest)
 NAMED = or_(exists().where(ArtifactBlobRow.digest == BlobRow.digest), MEASURED)
 
@@ -101,7 +101,7 @@ def unproven_bundles(
 
     The build is queued, or None where none is to prove it. Those that a worker has at work are not among them.
     """
-    proving = and_(BuildRow.requalify == BundleRow.digest, BuildRow.state.in_(LIVE))
+    proving = and_(BuildRow.requalify == BundleRow.digest, LIVE)
     query = (
         select(BundleRow.digest, BuildRow.id)
         .join(BuildRow, proving, isouter=True)
@@ -137,7 +137,7 @@ def mark_used(bundles: Iterable[Digest], *, now: datetime, session: Session) -> 
 
 
 def specs_of_live_builds(session: Session) -> Sequence[Spec]:
-    return session.scalars(select(BuildRow.spec).where(BuildRow.state.in_(LIVE))).all()
+    return session.scalars(select(BuildRow.spec).where(LIVE)).all()
 
 
 def hold_unneeded_blobs(

@@ -3,10 +3,10 @@
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, Engine, create_engine, event, func, select
@@ -28,6 +28,9 @@ BUSY_SECONDS = 30.0
 QUIET_SECONDS = 1.0
 # As SQLite and PostgreSQL say it.
 DISK_FULL = ("database or disk is full", "No space left on device")
+# As PostgreSQL says that it has ended a transaction for the sake of others: serialization failure, deadlock.
+ROLLED_BACK = frozenset({"40001", "40P01"})
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -171,9 +174,35 @@ def translated() -> Iterator[None]:
                 "the database's disk is full; nothing was changed",
                 hint="free space where the database lies; the request can be sent again then",
             ) from error
+        if _is_rolled_back(error):
+            raise StorageUnavailable(
+                "others were at the same rows, and the database let them go first; nothing was changed",
+                hint="send the request again in a few seconds",
+            ) from error
         raise StorageUnavailable(
             "the database did not answer", hint="try again; the registry's log says more"
         ) from error
+
+
+def tried_again(act: Callable[[], T], *, tries: int = 2) -> T:
+    """Return what `act` does, which may be done again: also where the database ends its transaction for others' sake.
+
+    Everybody here takes rows in one order. A version before this one, beside which it runs during an upgrade, may have
+    another, and what two orders do to each other is over when one of the two begins anew. Raises what `act` raises at
+    the last of `tries`; between them passes the time that PostgreSQL takes to look for deadlocks.
+    """
+    for _ in range(tries - 1):
+        try:
+            return act()
+        except StorageUnavailable as error:
+            if not _is_rolled_back(error.__cause__):
+                raise
+            log.info("tried-again", reason=error.message)
+    return act()
+
+
+def _is_rolled_back(error: BaseException | None) -> bool:
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in ROLLED_BACK
 
 
 def hold_turn(connection: Connection, name: str) -> None:

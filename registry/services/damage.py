@@ -22,6 +22,7 @@ from aot.schema.digest import Digest
 from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from registry.db import damage as rows
+from registry.db.session import tried_again
 from registry.deps import Deps
 from registry.services import blobs, deleting, holding
 from registry.services.hashing import Hashing
@@ -29,6 +30,7 @@ from registry.services.hashing import Hashing
 MOST_A_PASS = 200
 # Hashing may take long, and a sweeper has more to do: what is not ended by then is the next pass's.
 HEAL_SECONDS = 15.0
+MOST_TRIES = 5  # of what takes one blob out, which an older registry may be in the way of (`tried_again`)
 # An upload that nobody has asked for since is looked at no more, but for what a damaged bundle needs.
 ASKED_FOR = timedelta(days=1)
 log = structlog.get_logger()
@@ -49,11 +51,16 @@ def quarantine(blob: rows.StoredBlob, *, reason: str, deps: Deps) -> tuple[Diges
     Raises StorageUnavailable; the blob is out then, and `heal` removes its bytes.
     """
     now = deps.clock()
-    with deps.sessions.transaction() as session:
-        if not rows.begin_removal(blob, now=now, session=session):
-            return None
-        bundles = rows.damage_bundles(blob.digest, reason=reason, session=session)
-    _remove(blob.digest, since=now, deps=deps)
+
+    def take_out() -> tuple[Digest, ...] | None:
+        with deps.sessions.transaction() as session:
+            if not rows.begin_removal(blob, now=now, session=session):
+                return None
+            return rows.damage_bundles(blob.digest, reason=reason, session=session)
+
+    bundles = tried_again(take_out, tries=MOST_TRIES)
+    if bundles is not None:
+        _remove(blob.digest, since=now, deps=deps)
     return bundles
 
 

@@ -26,6 +26,7 @@ from registry.services import profiles, waiting
 from registry.services.tokens import Principal
 
 MOST_PROFILES = 16
+MOST_LISTED = 2000
 
 
 def register(
@@ -64,7 +65,10 @@ def register(
 
 
 def list_workers(*, by: Principal, live_since: datetime, session: Session) -> WorkerListing:
-    """Every worker; what it builds is told to those who may see that namespace."""
+    """The MOST_LISTED workers that were seen last; what one builds is told to those who may see that namespace.
+
+    Workers are never forgotten, and those of a fleet that scales have new names every day.
+    """
     running = {
         worker: build
         for worker, (build, namespace) in build_rows.running_by_worker(session).items()
@@ -79,7 +83,7 @@ def list_workers(*, by: Principal, live_since: datetime, session: Session) -> Wo
                 live=worker.seen_at >= live_since,
                 build=running.get(worker.name),
             )
-            for worker, profiles in rows.list_workers(session)
+            for worker, profiles in rows.list_workers(session, limit=MOST_LISTED)
         )
     )
 

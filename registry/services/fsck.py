@@ -16,6 +16,7 @@ Runs beside everything else; reads each blob whole, so it takes as long as the s
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -29,7 +30,7 @@ from registry.db import damage as rows
 from registry.db import records as record_rows
 from registry.db.bundles import find_bundle
 from registry.db.models import BundleRow, TagRow
-from registry.db.session import add_if_absent
+from registry.db.session import add_if_absent, tried_again
 from registry.db.tags import find_tag
 from registry.deps import Deps
 from registry.services import behind, damage, guards, records
@@ -73,7 +74,7 @@ def fsck(deps: Deps, *, trusted: TrustedKeys, force: bool = False) -> Checked:
     first MOST_MISSING blobs, with nothing changed by that.
     """
     checked = Checked()
-    checked.healed_bundles = damage.heal(deps)
+    checked.healed_bundles = tried_again(lambda: damage.heal(deps))
     _check_blobs(deps, checked, force=force)
     _check_bundles(deps, checked, keys=trusted | records.own_keys(deps))
     log.info("fsck", blobs=checked.blobs, bundles=checked.bundles, damaged=sorted(checked.damaged_blobs))
@@ -168,24 +169,35 @@ def _check_bundles(deps: Deps, checked: Checked, *, keys: TrustedKeys) -> None:
             # Its record stays as it is: that one may be right.
             checked.suspect_bundles[row.digest] = reason
             continue
-        checked.indexed_bundles += _index(row, deps)
+        checked.indexed_bundles += tried_again(partial(_index, row, deps))
         if (record := _record_of(row, deps, keys=keys)) == records.bundle_record(row):
             continue
-        with deps.sessions.transaction() as session:
-            if record is not None and _is_bundle_still(row, record, session):
-                checked.suspect_bundles[row.digest] = BEHIND
-            else:
-                record_rows.forget_bundle_recorded(row.digest, session=session)
+        if tried_again(partial(_is_bundle_behind, row, record, deps)):
+            checked.suspect_bundles[row.digest] = BEHIND
     for tag in _every(deps, rows.tags_after, key=lambda row: (row.namespace, row.name, row.tag, row.profile)):
         if (told := _tag_record_of(tag, deps, keys=keys)) == records.tag_record(tag):
             continue
-        with deps.sessions.transaction() as session:
-            if told is not None and _is_tag_still(tag, told, session):
-                checked.later_records.append(records.tag_name(tag))
-            else:
-                record_rows.forget_tag_recorded(tag, session=session)
+        if tried_again(partial(_is_tag_behind, tag, told, deps)):
+            checked.later_records.append(records.tag_name(tag))
     while written := records.write_due(deps):
         checked.rewritten_records += written
+
+
+def _is_bundle_behind(row: BundleRow, record: BundleRecord | None, deps: Deps) -> bool:
+    """Whether the bundle is behind its record; where it is not, its record is due from now on."""
+    with deps.sessions.transaction() as session:
+        if record is not None and _is_bundle_still(row, record, session):
+            return True
+        record_rows.forget_bundle_recorded(row.digest, session=session)
+    return False
+
+
+def _is_tag_behind(tag: TagRow, record: TagRecord | None, deps: Deps) -> bool:
+    with deps.sessions.transaction() as session:
+        if record is not None and _is_tag_still(tag, record, session):
+            return True
+        record_rows.forget_tag_recorded(tag, session=session)
+    return False
 
 
 def _index(row: BundleRow, deps: Deps) -> bool:

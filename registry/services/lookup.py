@@ -216,7 +216,8 @@ def views_of(found: Sequence[BundleRow], settings: Settings, session: Session) -
     digests = [row.digest for row in found]
     tags = tag_rows.tags_of(digests, session)
     outlines = rows.outlines_of(digests, session)
-    proving = {row.digest: _why_pending(row, session) for row in found if row.state is BundleState.PENDING}
+    pending = [row.digest for row in found if row.state is BundleState.PENDING]
+    proving = build_rows.live_requalifying(pending, session)
     return [
         BundleView(
             digest=row.digest,
@@ -237,17 +238,12 @@ def views_of(found: Sequence[BundleRow], settings: Settings, session: Session) -
             replacement=row.replacement,
             tags=tags.get(row.digest, ()),
             speedup=row.speedup,
-            waiting=proving.get(row.digest, ""),
+            # What the build that is to prove it waits for; nothing while one works on it.
+            waiting=view_of(proving[row.digest]).waiting if row.digest in proving else "",
             expires_at=None if row.digest in tags else expiry(row, keep=settings.keep, keep_out=settings.keep_out),
         )
         for row in found
     ]
-
-
-def _why_pending(row: BundleRow, session: Session) -> str:
-    """What the build that is to prove the bundle waits for; empty while one works on it."""
-    build = build_rows.find_live_requalify(row.digest, session)
-    return view_of(build).waiting if build else ""
 
 
 def _parse_digests(target: str) -> tuple[Digest, ...]:

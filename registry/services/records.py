@@ -11,6 +11,7 @@ the bucket can neither bring back what was withdrawn nor move a tag by his own w
 put back an older one that was signed once: a bucket that keeps versions, or locks its objects, is the answer to that.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -24,9 +25,9 @@ from aot.schema.names import Name, Namespace, Reference, Tag
 from aot.schema.state import BundleState
 from aot.trust import TrustedKeys, seal, unseal
 from registry.db import records as rows
-from registry.db.models import BundleRow, ForgottenTagRow, TagRow
+from registry.db.models import BundleRow, ForgottenRecordRow, ForgottenTagRow, TagRow
 from registry.deps import Deps
-from registry.services.one_by_one import one_by_one
+from registry.services.one_by_one import several_at_once
 
 RECORD_FORMAT = 1
 BUNDLES, TAGS = "bundles/", "tags/"
@@ -69,7 +70,7 @@ def write_due(deps: Deps, *, bundle: Digest | None = None) -> int:
     with deps.sessions.reading() as session:
         bundles = rows.unrecorded_bundles(session, bundle=bundle, limit=MOST_A_PASS)
         tags = rows.unrecorded_tags(session, bundle=bundle, limit=MOST_A_PASS)
-    one_by_one((*bundles, *tags), lambda row: _write(row, deps))
+    several_at_once((*bundles, *tags), lambda row: _write(row, deps))
     return len(bundles) + len(tags)
 
 
@@ -95,12 +96,16 @@ def write_soon(deps: Deps, bundle: Digest) -> None:
 def forget_due(deps: Deps, *, keys: TrustedKeys | None = None) -> int:
     """Remove the records of bundles and tags whose rows are gone; return how many are off the list.
 
-    A record that tells of something after it was noted stays: the list is a restored backup's, and the bundle or tag
-    was there again when the backup had been taken. Without `keys` those count that the registry signs with now.
-    Raises StorageUnavailable; what is left is due at the next call.
+    A call looks at MOST_A_PASS of each. A record that tells of something after it was noted stays: the list is a
+    restored backup's, and the bundle or tag was there again when the backup had been taken. So each is read before it
+    is deleted. Nothing cheaper tells: what a listing has is the store's time, not that of the clock which the note was
+    made by. Without `keys` those count that the registry signs with now.
+    Raises StorageUnavailable once the others had their turn; what is left is due at the next call.
     """
-    trusted = keys or own_keys(deps)
-    return _forget_bundles(deps, trusted) + _forget_tags(deps, trusted)
+    with deps.sessions.reading() as session:
+        bundles = rows.forgotten_bundles(session, limit=MOST_A_PASS)
+        tags = rows.forgotten_tags(session, reference=None, limit=MOST_A_PASS)
+    return _forget((*bundles, *tags), keys or own_keys(deps), deps)
 
 
 def own_keys(deps: Deps) -> TrustedKeys:
@@ -110,37 +115,33 @@ def own_keys(deps: Deps) -> TrustedKeys:
 def forget_soon(deps: Deps, tag: Reference) -> None:
     """Remove the records of a tag that was removed; where that fails the sweeper does it."""
     try:
-        _forget_tags(deps, own_keys(deps), reference=tag)
+        with deps.sessions.reading() as session:
+            due = rows.forgotten_tags(session, reference=tag, limit=MOST_A_PASS)
+        _forget(due, own_keys(deps), deps)
     except AotError as error:
         log.warning("record-not-removed", tag=tag, code=error.code, reason=error.message)
 
 
-def _forget_tags(deps: Deps, keys: TrustedKeys, *, reference: Reference | None = None) -> int:
-    with deps.sessions.reading() as session:
-        due = rows.forgotten_tags(session, reference=reference, limit=MOST_A_PASS)
-    for row in due:
-        if not _is_later(tag_name(row), TagRecord, rows.noted_at(row), deps, keys):
-            deps.records.delete(tag_name(row))
-        with deps.sessions.transaction() as session:
-            # Set again meanwhile: the record that was removed may have been its new one. First, as whoever removes the
-            # tag holds it first: in the other order each could wait for the other.
-            rows.forget_tag_recorded(row, session=session)
-            rows.end_forgetting_tag(row, session=session)
+def _forget(due: Sequence[ForgottenRecordRow | ForgottenTagRow], keys: TrustedKeys, deps: Deps) -> int:
+    several_at_once(due, lambda row: _forget_one(row, keys, deps))
     return len(due)
 
 
-def _forget_bundles(deps: Deps, keys: TrustedKeys) -> int:
-    with deps.sessions.reading() as session:
-        due = rows.forgotten_bundles(session, limit=MOST_A_PASS)
-    for row in due:
+def _forget_one(row: ForgottenRecordRow | ForgottenTagRow, keys: TrustedKeys, deps: Deps) -> None:
+    # Set or published again meanwhile: the record that was removed may have been its new one. That comes first, as
+    # whoever removes a tag or bundle holds it before he notes that: in the other order each could wait for the other.
+    if isinstance(row, ForgottenRecordRow):
         if not _is_later(bundle_name(row.bundle), BundleRecord, rows.noted_at(row), deps, keys):
             deps.records.delete(bundle_name(row.bundle))
         with deps.sessions.transaction() as session:
-            # Published again meanwhile: the record that was removed may have been its new one. First, as below of tags:
-            # whoever removes a bundle holds it before he notes that.
             rows.forget_bundle_recorded(row.bundle, session=session)
             rows.end_forgetting(row.bundle, row.note, session=session)
-    return len(due)
+    else:
+        if not _is_later(tag_name(row), TagRecord, rows.noted_at(row), deps, keys):
+            deps.records.delete(tag_name(row))
+        with deps.sessions.transaction() as session:
+            rows.forget_tag_recorded(row, session=session)
+            rows.end_forgetting_tag(row, session=session)
 
 
 def _is_later(

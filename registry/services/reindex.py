@@ -15,15 +15,17 @@ the reason. What lives in SQL alone is lost: builds with their logs, bundles tha
 receipts, what tuning has measured, and tokens, which an operator makes again. Workers register by themselves.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 
 import structlog
 from sqlalchemy.orm import Session
 
-from aot.errors import AotError, MalformedDocument, Unavailable
+from aot.errors import AotError, Conflict, MalformedDocument, Unavailable
 from aot.schema.digest import Digest
+from aot.schema.names import Namespace
 from aot.schema.spec import Blob
 from aot.schema.state import BlobState, BundleState
 from aot.trust import TrustedKeys, verify
@@ -34,11 +36,14 @@ from registry.db import records as record_rows
 from registry.db import tags as tag_rows
 from registry.db.models import BlobRow
 from registry.db.records import RECORDED_STATES
+from registry.db.session import tried_again
 from registry.deps import Deps
 from registry.services import behind, blobs, bundles, damage, proof, records
 from registry.services.proof import Received
 from registry.services.records import BUNDLES, TAGS, BundleRecord, TagRecord
 
+# Of one bundle or tag, which an older registry may be at in another order (`tried_again`).
+MOST_TRIES = 5
 log = structlog.get_logger()
 
 
@@ -107,10 +112,14 @@ class _Reading:
         except AotError as error:
             self.refused[name] = _why(error)
             return
-        complete = _add_bundle(record, received, self.deps, rewrite=self.unsigned)
+        add = partial(_add_bundle, record, received, self.deps, rewrite=self.unsigned)
+        try:
+            complete = tried_again(add, tries=MOST_TRIES)
+        except Conflict:
+            complete = None  # it was published, pushed or brought back since it was looked for
         if complete is None:
             if record.state is BundleState.WITHDRAWN:
-                self._withdraw(record, received.digest)
+                tried_again(partial(self._withdraw, record, received.digest), tries=MOST_TRIES)
             return
         self.bundles.append(received.digest)
         if not complete:
@@ -119,8 +128,9 @@ class _Reading:
     def _withdraw(self, record: BundleRecord, digest: Digest) -> None:
         recorded_at = None if self.unsigned else self.deps.clock()
         with self.deps.sessions.transaction() as session:
-            if behind.withdraw(digest, record, recorded_at=recorded_at, session=session):
-                self.withdrawn.append(digest)
+            withdrawn = behind.withdraw(digest, record, recorded_at=recorded_at, session=session)
+        if withdrawn:
+            self.withdrawn.append(digest)
 
     def tag(self, name: str) -> None:
         content = self.deps.records.find(name)
@@ -133,16 +143,20 @@ class _Reading:
         except AotError as error:
             self.refused[name] = _why(error)
             return
-        with self.deps.sessions.transaction() as session:
-            gone = partial(self._is_gone, name)
-            reason = _add_tag(tag, session, gone=gone, rewrite=self.unsigned)
-            moved = reason == "" and not self.unsigned and behind.move(tag, now=self.deps.clock(), session=session)
+        reason, moved = tried_again(partial(self._put_tag, name, tag), tries=MOST_TRIES)
         if reason is None:
             self.tags.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
         elif moved:
             self.moved.append(f"{tag.namespace}/{tag.name}:{tag.tag}")
         elif reason:
             self.refused[name] = reason
+
+    def _put_tag(self, name: str, tag: TagRecord) -> tuple[str | None, bool]:
+        with self.deps.sessions.transaction() as session:
+            gone = partial(self._is_gone, name)
+            reason = _add_tag(tag, session, gone=gone, rewrite=self.unsigned)
+            moved = reason == "" and not self.unsigned and behind.move(tag, now=self.deps.clock(), session=session)
+        return reason, moved
 
     def _read_bundle(self, name: str) -> tuple[BundleRecord, Received]:
         """Raises MalformedDocument and SignatureRejected, for a state that is none of a signed bundle too."""
@@ -188,11 +202,16 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite
         # What was condemned lives again; what is being deleted is not there any more.
         sources = [blob for blob in manifest.spec.blobs if arrived.sizes.get(blob.digest) == blob.size_bytes]
         wanted = blobs.distinct((*manifest.blobs, *sources))
+        # Rows that nobody sees yet, before those that others may hold, as whoever opens an upload: who waits for one of
+        # the first holds none of these, which somebody may want who is waited for himself.
+        known = blob_rows.seen((blob.digest for blob in wanted), session)
+        fresh = _Fresh(arrived, {blob.digest for blob in wanted} - set(known), at=deps.clock())
+        blob_rows.make_known((blob for blob in wanted if blob.digest in fresh.digests), now=fresh.at, session=session)
         going = set(blob_rows.hold_blobs((blob.digest for blob in wanted), session=session))
         lacking = {
             blob.digest
             for blob in sorted(wanted, key=lambda blob: blob.digest)
-            if blob.digest in going or not _add_blob(blob, received, arrived=arrived, deps=deps, session=session)
+            if blob.digest in going or not _add_blob(blob, manifest.namespace, fresh=fresh, session=session)
         }
         missing = [blob.digest for blob in manifest.blobs if blob.digest in lacking]
         row = bundles.insert(received, state=record.state, envelope=record.envelope, now=now, session=session)
@@ -205,18 +224,28 @@ def _add_bundle(record: BundleRecord, received: Received, deps: Deps, *, rewrite
     return not missing
 
 
-def _add_blob(blob: Blob, received: Received, *, arrived: blobs.Arrived, deps: Deps, session: Session) -> bool:
-    """False where the store does not hold it."""
-    now, namespace = deps.clock(), received.manifest.namespace
+@dataclass(frozen=True)
+class _Fresh:
+    """What the store told, and which blobs had no row when theirs was made `at` that time."""
+
+    arrived: blobs.Arrived
+    digests: Set[Digest]
+    at: datetime
+
+
+def _add_blob(blob: Blob, namespace: Namespace, *, fresh: _Fresh, session: Session) -> bool:
+    """False where the store does not hold it. The row is there, and held."""
+    now, arrived = fresh.at, fresh.arrived
     stored = arrived.sizes.get(blob.digest) == blob.size_bytes
-    seen, before = arrived.seen.get(blob.digest), session.get(BlobRow, blob.digest, populate_existing=True)
+    seen = arrived.seen.get(blob.digest)
     blob_rows.open_uploads((blob,), namespace=namespace, now=now, session=session)
     blob_rows.touch_views((blob.digest,), namespace=namespace, now=now, session=session)
     if stored:
         row = session.get(BlobRow, blob.digest, populate_existing=True)
         if row is not None and row.state is BlobState.PENDING:
-            # What had no row, and has none here, is nobody's to remove. Else it may be gone: `damage.heal` looks.
-            if not (before is None and seen is None) and not blob_rows.is_as_seen(row, seen):
+            # What had no row, and has none but ours, is nobody's to remove. Else it may be gone: `damage.heal` looks.
+            is_ours = seen is None and blob.digest in fresh.digests and row.created_at == now
+            if not is_ours and not blob_rows.is_as_seen(row, seen):
                 return False
             blob_rows.mark_stored((blob,), now=now, session=session)
         blob_rows.mark_uploaded((blob.digest,), namespace=namespace, now=now, session=session)

@@ -17,7 +17,9 @@ publishes holds the blob's row and lets a condemned blob live; a blob that is be
 it is gone. Several sweepers may run at once.
 """
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,12 +32,18 @@ from registry.clock import CLOCK_MARGIN
 from registry.db import records as record_rows
 from registry.db import retention as rows
 from registry.db import retention_plan as plan_rows
+from registry.db.models import BlobRow
+from registry.db.session import tried_again
 from registry.deps import Deps
 from registry.services import abandoned, deleting, holding, records, unproven
+from registry.services.one_by_one import one_by_one
 
 AT_ONCE = 200
 DELETE_AT_ONCE = 50
+MOST_TRIES = 5  # of one step, which an older registry may be in the way of (`tried_again`)
 DELETE_SECONDS = 60.0
+# Of one kind of what expires, in a sweeper's pass: leases are looked at between two.
+SWEEPER_SECONDS = 10.0
 log = structlog.get_logger()
 
 
@@ -50,73 +58,110 @@ class Retained:
     freed_bytes: int = 0
     rejected: tuple[Digest, ...] = ()  # pushed, and proven by nobody in their time; they go later
     given_up: int = 0  # uploads that nobody went on with
+    unfinished: bool = False  # there was not time for everything
 
 
 @dataclass
 class _Pass:
     deps: Deps
+    seconds: float
     done: Retained = field(default_factory=Retained)
+    condemned_up_to: Digest | None = None
 
-    def expire(self, session: Session) -> bool:
+    @property
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        # The last as in `plan`: what its build was to read is kept until the next pass.
+        return (
+            lambda: self.repeat(self.expire),
+            lambda: self.repeat(lambda: bool(records.forget_due(self.deps))),
+            lambda: self.repeat(self.condemn),
+            lambda: _date_condemned(self.deps),
+            lambda: self.repeat(self.delete),
+            self.give_up,
+            self.reject,
+        )
+
+    def repeat(self, step: Callable[[], bool]) -> None:
+        """Take a step until it says that there is no more, or the time of steps of this kind is over."""
+        until = time.monotonic() + self.seconds
+        while tried_again(step, tries=MOST_TRIES):
+            if time.monotonic() >= until:
+                self.done = replace(self.done, unfinished=True)
+                return
+
+    def expire(self) -> bool:
         """True while there may be more."""
         now, settings = self.deps.clock(), self.deps.settings
-        found = rows.hold_expired_bundles(
-            session, unused_since=now - settings.keep, out_since=now - settings.keep_out, limit=AT_ONCE
-        )
-        digests = tuple(row.digest for row in found)
-        if digests:
-            session.expunge_all()
-            rows.delete_bundles(digests, session)
-            record_rows.begin_forgetting(digests, now=now, session=session)
+        bounds = {"unused_since": now - settings.keep, "out_since": now - settings.keep_out, "limit": AT_ONCE}
+        with self.deps.sessions.transaction() as session:
+            digests = tuple(row.digest for row in rows.hold_expired_bundles(session, **bounds))
+            if digests:
+                session.expunge_all()
+                rows.delete_bundles(digests, session)
+                record_rows.begin_forgetting(digests, now=now, session=session)
         self.done = replace(self.done, bundles=self.done.bundles + digests)
         return bool(digests)
 
-    def condemn(self, session: Session, *, after: Digest | None) -> Digest | None:
-        """Condemn among the candidates after `after`; return the last one looked at, None at the end."""
-        now = self.deps.clock()
-        opened_before = now - self.deps.settings.grace_of_blobs
-        last = rows.last_candidate(session, opened_before=opened_before, after=after, limit=AT_ONCE)
-        if last is None:
-            return None
-        found = rows.hold_unneeded_blobs(
-            session, opened_before=opened_before, needed=_needed(session), after=after, limit=AT_ONCE
-        )
-        rows.condemn([row.digest for row in found], now=now, session=session)
-        self.done = replace(
-            self.done,
-            condemned=self.done.condemned + tuple(row.digest for row in found),
-            condemned_bytes=self.done.condemned_bytes + sum(row.size_bytes for row in found if row.stored_at),
-        )
-        return last
+    def condemn(self) -> bool:
+        """Condemn among the next candidates; True while there may be more."""
+        now, after = self.deps.clock(), self.condemned_up_to
+        bounds = {"opened_before": now - self.deps.settings.grace_of_blobs, "after": after, "limit": AT_ONCE}
+        with self.deps.sessions.transaction() as session:
+            last = rows.last_candidate(session, **bounds)
+            if last is None:
+                return False
+            found = rows.hold_unneeded_blobs(session, needed=_needed(session), **bounds)
+            rows.condemn([row.digest for row in found], now=now, session=session)
+        self.condemned_up_to = last
+        condemned = self.done.condemned + tuple(row.digest for row in found)
+        size = self.done.condemned_bytes + sum(row.size_bytes for row in found if row.stored_at)
+        self.done = replace(self.done, condemned=condemned, condemned_bytes=size)
+        return True
+
+    def delete(self) -> bool:
+        """Mark, commit, delete from the store, forget: a crash between any two is mended by a later pass.
+
+        True while there may be more.
+        """
+        deps = self.deps
+        since, begun = deps.clock(), time.monotonic()
+        with deps.sessions.transaction() as session:
+            due = rows.hold_condemned(session, **_bounds(deps), limit=DELETE_AT_ONCE)
+            rows.begin_delete([row.digest for row in due], now=since, session=session)
+        gone: list[BlobRow] = []
+        for row in due:
+            if time.monotonic() - begun > DELETE_SECONDS:
+                break  # another pass may take them over before long: it must not meet this one
+            forget = partial(rows.forget_blob, row.digest, since=since)
+            if deleting.delete_marked(row.digest, since=since, end=forget, deps=deps):
+                gone.append(row)
+        deleted = self.done.deleted + tuple(row.digest for row in gone)
+        freed = self.done.freed_bytes + sum(row.size_bytes for row in gone if row.stored_at)
+        self.done = replace(self.done, deleted=deleted, freed_bytes=freed)
+        return bool(gone)
+
+    def give_up(self) -> None:
+        self.done = replace(self.done, given_up=abandoned.give_up_abandoned(self.deps))
+
+    def reject(self) -> None:
+        self.done = replace(self.done, rejected=unproven.reject_unproven(self.deps))
 
 
-def retain(deps: Deps) -> Retained:
-    """One pass. Raises StorageUnavailable; what was done until then stays done, and the next pass goes on."""
+def retain(deps: Deps, *, seconds: float = math.inf) -> Retained:
+    """One pass; after `seconds` it goes on with the next kind of what expires, and says that it is `unfinished`.
+
+    Raises StorageUnavailable, once every kind had its turn; what was done stays done, and the next pass goes on.
+    """
     deps.uses.flush(deps.sessions)
     holding.end_half_done(deps)  # what is held is nobody else's to remove
-    going = _Pass(deps)
-    more = True
-    while more:
-        with deps.sessions.transaction() as session:
-            more = going.expire(session)
-    while records.forget_due(deps):
-        pass
-    after: Digest | None = None
-    while True:
-        with deps.sessions.transaction() as session:
-            after = going.condemn(session, after=after)
-        if after is None:
-            break
-    _date_condemned(deps)
-    deleted, freed = _delete_condemned(deps)
-    given_up = abandoned.give_up_abandoned(deps)
-    # Last, as in `plan`: what its build was to read is kept until the next pass.
-    rejected = unproven.reject_unproven(deps)
-    done = replace(going.done, deleted=deleted, freed_bytes=freed, rejected=rejected, given_up=given_up)
-    if done != Retained():
-        counts = {"condemned": len(done.condemned), "freed_bytes": freed}
-        log.info("retained", bundles=done.bundles, rejected=rejected, **counts)
-    return done
+    going = _Pass(deps, seconds)
+    try:
+        one_by_one(going.steps, lambda step: step(), most_failures=len(going.steps))
+    finally:
+        if (done := going.done) != Retained():
+            counts = {"condemned": len(done.condemned), "freed_bytes": done.freed_bytes, "unfinished": done.unfinished}
+            log.info("retained", bundles=done.bundles, rejected=done.rejected, **counts)
+    return going.done
 
 
 def plan(deps: Deps) -> Retained:
@@ -158,25 +203,3 @@ def _date_condemned(deps: Deps) -> None:
         now = deps.clock()
         with deps.sessions.transaction() as session:
             dated = rows.date_from_now(session, now=now, or_after=now + CLOCK_MARGIN, limit=AT_ONCE)
-
-
-def _delete_condemned(deps: Deps) -> tuple[tuple[Digest, ...], int]:
-    """Mark, commit, delete from the store, forget: a crash between any two is mended by a later pass."""
-    deleted: list[Digest] = []
-    freed = 0
-    while True:
-        since, begun = deps.clock(), time.monotonic()
-        with deps.sessions.transaction() as session:
-            due = rows.hold_condemned(session, **_bounds(deps), limit=DELETE_AT_ONCE)
-            rows.begin_delete([row.digest for row in due], now=since, session=session)
-        gone = 0
-        for row in due:
-            if time.monotonic() - begun > DELETE_SECONDS:
-                break  # another pass may take them over before long: it must not meet this one
-            forget = partial(rows.forget_blob, row.digest, since=since)
-            if deleting.delete_marked(row.digest, since=since, end=forget, deps=deps):
-                deleted.append(row.digest)
-                freed += row.size_bytes if row.stored_at else 0
-                gone += 1
-        if not gone:
-            return tuple(deleted), freed

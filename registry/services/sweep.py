@@ -31,6 +31,7 @@ from registry.db import queue
 from registry.db import tokens as token_rows
 from registry.db.bundles import hold_bundles
 from registry.db.models import BuildRow
+from registry.db.session import tried_again
 from registry.deps import BEGINNING, Deps
 from registry.services import arrivals, blobs, damage, records, unreadable, waiting
 from registry.services.builds import reject_pushed
@@ -76,7 +77,7 @@ def sweep(deps: Deps) -> Swept:
     def take(step: tuple[str, Callable[[Deps], Any]]) -> None:
         name, act = step
         try:
-            done[name] = act(deps)
+            done[name] = tried_again(lambda: act(deps))
         except Unavailable:
             raise
         except Exception as error:  # a bug, or a store that refuses the registry: others have their turn before it ends

@@ -406,6 +406,29 @@ def test_the_blobs_of_a_bundle_that_reindex_brings_back_and_those_of_its_source(
     assert (done.bundles, done.damaged) == ((bundle,), ())
 
 
+def test_a_blob_that_others_make_known_while_reindex_brings_back_a_bundle_with_it(service: Service) -> None:
+    """It waits for their row, which nobody sees yet, with no blob in hand; else they would wait for one of those.
+
+    So would whoever has the next blob and wants one of those, too: of three, each waits for another.
+    """
+    bundle = a_bundle(service, "one", content=b"of one")
+    file, (source,) = file_of(service, bundle), a_spec("one", source=a_source(b"source of one")).blobs
+    with service.deps.sessions.transaction() as session:
+        retention_rows.delete_bundles([bundle], session)
+        for table in ("namespace_blobs", "blobs"):
+            session.execute(text(f"DELETE FROM {table} WHERE digest = :value"), {"value": str(file)})
+    others = Blob(digest=file, size_bytes=len(b"of one"))
+    with ThreadPoolExecutor(2) as pool:
+        with service.deps.sessions.transaction() as session:
+            blob_rows.make_known([others], now=service.clock(), session=session)
+            going = pool.submit(reindex, service.deps, trusted=TrustedKeys.of(()))
+            wait_for_a_waiter(service)
+            third = in_transaction(service, blob_rows.hold_blobs, digests=[source.digest])
+            assert pool.submit(third).result(20) == (), "it has none in hand"
+            assert blob_rows.hold_blobs([source.digest, file], session=session) == ()
+        assert going.result(20).bundles == (bundle,)
+
+
 def test_a_blob_that_others_make_known_meanwhile(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that one opens for upload: before he comes to it, others have made it known, and one of them holds it."""
     file = file_of(service, a_bundle(service, "one"))

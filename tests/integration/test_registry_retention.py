@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event, text
@@ -20,7 +21,7 @@ from aot.schema.wire.builds import CancelRequest, Claim, SubmitRequest
 from aot.schema.wire.bundles import FindRequest, TagRequest, WithdrawRequest
 from aot.schema.wire.workers import Outcome, Receipt
 from registry.db.models import BlobRow
-from registry.services import holding
+from registry.services import holding, records, retention
 from registry.services.retention import Retained, plan, retain
 from tests.builders import a_file, a_manifest, a_profile, a_source, a_spec, an_artifact, an_environment
 from tests.integration.test_registry_process import run
@@ -354,6 +355,49 @@ def test_of_a_tag_and_retention_that_meet_one_wins(service: Service) -> None:
         gone = going.result().bundles
     assert [is_known(service, bundle) for bundle in bundles] == tagged
     assert set(gone) == {bundle for bundle, kept in zip(bundles, tagged, strict=True) if not kept}
+
+
+def test_a_sweeper_s_pass_goes_on_to_what_else_expires_and_the_next_pass_with_the_rest(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the way of nobody's lease however much has expired at once."""
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    monkeypatch.setattr(records, "MOST_A_PASS", 1)
+    monkeypatch.setattr(retention, "DELETE_AT_ONCE", 1)
+    files = {file_of(service, a_bundle(service, name)) for name in ("one", "two", "three")}
+    service.clock.advance(91 * DAY)
+    passes = [retain(service.deps, seconds=0)]
+    recorded = list(service.deps.records.list(records.BUNDLES))
+    assert (len(passes[0].bundles), len(recorded), len(passes[0].condemned)) == (1, 2, 1)
+    while passes[-1].unfinished:
+        passes.append(retain(service.deps, seconds=0))
+    assert [len(one.bundles) for one in passes[:4]] == [1, 1, 1, 0]
+    assert not list(service.deps.records.list(records.BUNDLES))
+    service.clock.advance(30 * DAY)
+    gone = [retain(service.deps, seconds=0) for _ in range(9)]
+    assert [len(one.deleted) for one in gone[:3]] == [1, 1, 1] and not gone[-1].unfinished
+    assert files <= {digest for one in gone for digest in one.deleted}
+
+
+def test_a_record_that_cannot_be_removed_keeps_nothing_else_from_expiring(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, other = sorted(a_bundle(service, name) for name in ("one", "two"))
+    file = file_of(service, other)
+    service.clock.advance(91 * DAY)
+    kind, name = type(service.deps.records), records.bundle_name(stuck)
+    delete = kind.delete
+
+    def refuse(self: Any, one: str) -> None:
+        if one == name:
+            raise StorageUnavailable("it is on hold")
+        delete(self, one)
+
+    monkeypatch.setattr(kind, "delete", refuse)
+    with pytest.raises(StorageUnavailable, match="on hold"):
+        retain(service.deps)
+    assert service.deps.records.find(records.bundle_name(other)) is None
+    assert state_of(service, file) is BlobState.CONDEMNED
 
 
 def test_two_sweepers_delete_each_blob_once(service: Service) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from aot.qualify.canary import hold_their_own, put_all_synthetic
+from aot.qualify.canary import hold_their_own, names_in_one_memory, put_all_synthetic
 from aot.schema.artifact import ConstantKind, ConstantMeta
 
 
@@ -46,4 +46,21 @@ def test_weights_in_one_memory_make_no_canary_unless_they_have_one_value(
 ) -> None:
     module = Twice(turned=turned)
     put_all_synthetic(module, asked, seed=1)  # type: ignore[arg-type]
-    assert [hold_their_own(module, one, seed=1) for one in asked] == its_own  # type: ignore[arg-type]
+    shared = names_in_one_memory(module)
+    assert [hold_their_own(module, one, seed=1, shared=shared) for one in asked] == its_own  # type: ignore[arg-type]
+
+
+def test_the_names_of_the_whole_module_are_read_once_for_all_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle of hundreds of regions has an artifact for each, and a module of as many times their names."""
+    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)))
+    asked = [asking("weight", "bias", instance=str(number)) for number in range(50)]
+    read: list[str] = []
+    names = module.named_parameters
+
+    def counted(*given: object, **named: object) -> object:
+        return (read.append(name) or (name, tensor) for name, tensor in names(*given, **named))  # type: ignore
+
+    monkeypatch.setattr(module, "named_parameters", counted)
+    shared = names_in_one_memory(module)
+    assert all(hold_their_own(module, one, seed=1, shared=shared) for one in asked)  # type: ignore[arg-type]
+    assert len(read) == len(module.state_dict())

@@ -48,7 +48,7 @@ def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
         made: list[str] = []
 
         def one(name: str) -> Callable[[object], None]:
-            def act(deps: object) -> None:
+            def act(deps: object, **_: float) -> None:
                 made.append(name)
                 if name == failing:
                     raise error
@@ -82,6 +82,23 @@ def test_a_service_that_is_away_is_one_line(sweeping: Any) -> None:
     assert [(line["code"], line["log_level"], "exc_info" in line) for line in logged] == [
         ("storage-unavailable", "warning", False)
     ] * TURNS
+
+
+def test_retention_that_was_not_given_the_time_goes_on_after_the_next_pass_over_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def retain(deps: object, *, seconds: float) -> retention.Retained:
+        made.append(seconds)
+        return retention.Retained(unfinished=len(made) < 4)
+
+    monkeypatch.setattr("registry.deps.build_deps", lambda settings: object())
+    monkeypatch.setattr(sweep_service, "sweep", lambda deps: made.append("sweep"))
+    monkeypatch.setattr(retention, "retain", retain)
+    monkeypatch.setattr(registry, "Stop", Turns)
+    registry.sweep(argparse.Namespace(once=False, every=0.0), Settings.from_environ({"AOT_DATA_DIR": str(tmp_path)}))
+    assert made == ["sweep", retention.SWEEPER_SECONDS, "sweep", retention.SWEEPER_SECONDS, "sweep"]
 
 
 def test_wrong_settings_end_the_process(sweeping: Any) -> None:

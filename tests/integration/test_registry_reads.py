@@ -1,0 +1,114 @@
+"""What a request or a pass reads does not grow with what has ended: builds are kept for good, and so are workers."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from aot.schema.names import Namespace
+from registry.db.builds import live_builds
+from registry.db.retention import specs_of_live_builds
+from registry.services import fleet, unproven
+from registry.services.sweep import sweep
+from tests.builders import a_manifest, a_profile, a_readable_artifact, a_source, a_spec
+from tests.service import Service, a_service
+
+# A walk over builds, unless by an index of those alone that live.
+OF_LIVE = r"INDEX (ix_builds_(live|ready|queued|running)|uq_builds_live_\w+)\b"
+WALK = re.compile(rf"SCAN builds(?! USING (COVERING )?{OF_LIVE})")
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with a_service(tmp_path) as service:
+        service.register(a_profile())
+        yield service
+
+
+def push(service: Service, name: str) -> None:
+    service.push(a_manifest(a_spec(name, source=a_source(name.encode())), artifacts=(a_readable_artifact(),)))
+
+
+@contextmanager
+def asked(service: Service) -> Iterator[list[tuple[str, Any]]]:
+    """The statements that the database is sent, with their parameters."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        sent.append((statement, parameters))
+
+    engine = service.deps.sessions.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield sent
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def walks(service: Service, sent: list[tuple[str, Any]]) -> list[str]:
+    """Those that read every build there ever was."""
+    with service.deps.sessions.engine.connect() as connection:
+        found = []
+        for statement, parameters in sent:
+            if statement.startswith(("SELECT", "UPDATE", "WITH")) and "builds" in statement:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+                found += [statement for row in plan if WALK.search(row[-1])]
+    return found
+
+
+def test_a_listing_asks_once_for_all_bundles_that_wait_for_their_proof(service: Service) -> None:
+    counts = []
+    for name in ("one", "two", "three"):
+        push(service, name)
+        with asked(service) as sent:
+            listed = service.call("search").bundles
+        counts.append((len(listed), len(sent)))
+        assert {bundle.state for bundle in listed} == {"pending"}
+    assert [listed for listed, _ in counts] == [1, 2, 3] and len({sent for _, sent in counts}) == 1
+
+
+def of_session(act: Callable[..., Any], **named: Any) -> Callable[[Service], Any]:
+    def run(service: Service) -> Any:
+        with service.deps.sessions.reading() as session:
+            return act(session=session, **named)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda service: service.call("search"),
+        lambda service: service.call("list_workers"),
+        lambda service: service.call("list_profiles"),
+        lambda service: sweep(service.deps),
+        lambda service: unproven.reject_unproven(service.deps),
+        of_session(specs_of_live_builds),
+        of_session(live_builds, asked=[(Namespace("default"), a_spec("one").name, "sha256:" + "0" * 64)]),
+    ],
+    ids=["search", "list_workers", "list_profiles", "sweep", "unproven", "retention", "find"],
+)
+def test_builds_that_have_ended_are_not_read(service: Service, act: Callable[[Service], Any]) -> None:
+    push(service, "one")
+    service.submit(a_spec("two", source=a_source(b"two")))
+    service.claim("cpu-v3")
+    with asked(service) as sent:
+        act(service)
+    assert sent and walks(service, sent) == []
+
+
+def test_of_many_workers_those_are_listed_that_were_seen_last(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "MOST_LISTED", 2)
+    for worker in ("b", "c", "a"):
+        service.clock.advance(1)
+        service.register(a_profile(), worker=worker)
+    assert [(worker.name, worker.profiles) for worker in service.call("list_workers").workers] == [
+        ("a", ("cpu-v3",)),
+        ("c", ("cpu-v3",)),
+    ]
