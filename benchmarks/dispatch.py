@@ -1,7 +1,8 @@
 """What a call of a CompiledModel costs over the raw call, all checks on; and two threads against one.
 
 `python -m benchmarks.dispatch` builds a small model here, through the pipeline and without a registry, loads it as a
-pod does, and prints microseconds a call and calls a second. Writes `benchmarks/results/dispatch-<host>.json`.
+pod does, and prints microseconds a call and calls a second. Of regions, what each of 32 blocks costs in a call of the
+model, with torch's own call of a module. Writes `benchmarks/results/dispatch-<host>.json`.
 """
 
 import json
@@ -15,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aot.schema.recipe import Recipe, Regions
 from benchmarks.cold_start import RESULTS, default_label, host
 from benchmarks.local_build import build_locally
 
 WINDOWS, WINDOW_CALLS = 15, 2000
+REGIONS = Recipe(regions=Regions.AUTO)
 SECONDS = 2.0
 
 
@@ -29,10 +32,12 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
     try:
         small = build_locally("small", "build", scratch / "small")
+        blocks = build_locally("small", "build_blocks", scratch / "blocks", recipe=REGIONS)
         report = {
             "host": host(),
             "dispatch": measure_dispatch(small, torch),
             "dispatch_deep": measure_dispatch(build_locally("small", "build_deep", scratch / "deep"), torch),
+            "regions": measure_regions(blocks, torch),
             "threads": measure_threads(build_locally("small", "build_wide", scratch / "wide"), torch),
         }
     finally:
@@ -61,11 +66,50 @@ def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:
     return {"raw_us": raw_us, "model_us": whole_us, "overhead_us": whole_us - raw_us, "weights": model.weights}
 
 
-def window(call: Callable[[], None]) -> float:
+def measure_regions(model: Any, torch: Any) -> dict[str, float]:
+    """Median microseconds a block over interleaved windows: in a call of the model, and straight into its containers.
+
+    The overhead is the median of each pair of windows' difference: a machine that slows down slows both.
+    """
+    (hidden,) = model.example
+    blocks = model.compiled._units
+
+    def raw() -> None:
+        passed = hidden
+        for run in runs:
+            (passed,) = run((passed,))
+
+    def whole() -> None:
+        model.compiled(hidden)
+
+    with torch.inference_mode():
+        runs = [answering(block, (hidden,)) for block in blocks]
+        calls = WINDOW_CALLS // len(blocks)
+        pairs = [(window(raw, calls), window(whole, calls)) for _ in range(2 * WINDOWS)]
+    raw_us, model_us = (statistics.median(column) / len(blocks) for column in zip(*pairs, strict=True))
+    overheads = [(through - straight) / len(blocks) for straight, through in pairs]
+    return {
+        "raw_us": raw_us,
+        "model_us": model_us,
+        "overhead_us": statistics.median(overheads),
+        "blocks": len(blocks),
+        "weights": model.weights // len(blocks),
+    }
+
+
+def answering(unit: Any, inputs: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return the raw call of the container that answers for `inputs`: there may be others for other sizes."""
+    variants = [variant for form in unit._bound.forms for variant in form.variants]
+    run: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    run = next(variant.container.run for variant in variants if variant.check(inputs) is None)
+    return run
+
+
+def window(call: Callable[[], None], calls: int = WINDOW_CALLS) -> float:
     started = time.perf_counter()
-    for _ in range(WINDOW_CALLS):
+    for _ in range(calls):
         call()
-    return 1e6 * (time.perf_counter() - started) / WINDOW_CALLS
+    return 1e6 * (time.perf_counter() - started) / calls
 
 
 def measure_threads(model: Any, torch: Any) -> dict[str, float]:

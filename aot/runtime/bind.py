@@ -15,7 +15,7 @@ from aot.runtime.fingerprint import fingerprint
 from aot.runtime.graphs import Graphed, GraphSpace
 from aot.runtime.guards import compile_check
 from aot.runtime.liveness import explain_conduct, explain_difference, is_of_program
-from aot.runtime.unit import Bound, Form, Variant
+from aot.runtime.unit import Bound, Form, Variant, never
 from aot.runtime.watch import Conduct, Tree, Watch
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.runtime.winner import asks_for_graphs, choose_of
@@ -150,6 +150,7 @@ class Binder:
             forms=tuple(forms.values()),
             is_current=(fitting if forms else watch).is_current,
             change=self._conduct.change,
+            is_settled=fitting.with_conduct(self._conduct) if forms else never,
             tensors=tuple(tensors.values()),
             reasons=tuple(reasons),
         )
@@ -245,8 +246,9 @@ def _add_variant(
     )
     key = repr(artifact.call)
     if key not in forms:
-        forms[key] = Form(bind_call(artifact.call, signature), ())
-    forms[key] = Form(forms[key].call, (*forms[key].variants, variant))
+        call = bind_call(artifact.call, signature)
+        forms[key] = Form(call, (), call.plain_length)
+    forms[key] = Form(forms[key].call, (*forms[key].variants, variant), forms[key].plain)
 
 
 def _signature_of(module: "Module") -> inspect.Signature:

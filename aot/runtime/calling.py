@@ -7,6 +7,7 @@ A call that does not have the exported form is expected and yields a reason; the
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -57,7 +58,7 @@ class BoundCall:
         }
         self._variadic = any(one.kind is Parameter.VAR_POSITIONAL for one in signature.parameters.values())
         self._arguments = self._read_arguments(spec, speak)
-        self._quick_length = self._read_quick_length()
+        self.plain_length = self._read_plain_length()
         self.unflatten: Callable[[Sequence[Tensor | None]], Any] = _unflattener(spec)
 
     def flatten(self, args: Arguments, kwargs: Mapping[str, Any]) -> "tuple[Tensor, ...] | str":
@@ -66,7 +67,7 @@ class BoundCall:
         Keywords and dicts may come in any order, parameters by position or by name, and what equals its default
         may be left out. The reason names the argument.
         """
-        if not kwargs and len(args) == self._quick_length:
+        if not kwargs and len(args) == self.plain_length:
             plain = self._plain
             for value in args:
                 if type(value) not in plain:
@@ -136,7 +137,7 @@ class BoundCall:
             raise BindingFailed(f"the manifest describes {len(spec.inputs)} input leaves, its tree has {start}")
         return tuple(arguments)
 
-    def _read_quick_length(self) -> int:
+    def _read_plain_length(self) -> int:
         """Return how many leading positional arguments are all that a call of tensors alone needs; -1 for none.
 
         Then such a call *is* its flat inputs: everything after them is None or a constant, and so by default.
@@ -200,10 +201,11 @@ def _unflattener(spec: CallSpec) -> Callable[[Sequence["Tensor | None"]], Any]:
         raise BindingFailed(f"the manifest describes {len(spec.outputs)} output leaves, its tree has {tree.num_leaves}")
     convert = _converter(spec.outputs)
     flat = all(child.is_leaf() for child in tree.children())
+    kind, tensors = tree.type, all(leaf.kind is LeafKind.TENSOR for leaf in spec.outputs)
     if tree.is_leaf():
-        return lambda outputs: convert(outputs)[0]
-    if flat and tree.type in (tuple, list):
-        return lambda outputs: tree.type(convert(outputs))
+        return itemgetter(0) if tensors else lambda outputs: convert(outputs)[0]
+    if flat and kind in (tuple, list):
+        return kind if tensors else lambda outputs: kind(convert(outputs))
     if flat and tree.type is dict:
         return lambda outputs: dict(zip(tree.context, convert(outputs), strict=True))
     return lambda outputs: tree_unflatten(convert(outputs), tree)

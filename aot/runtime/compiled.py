@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 from aot.errors import GuardFailed, InvalidInput, RunFailed
-from aot.runtime.counters import Counters
+from aot.runtime.counters import Counters, Miss
 from aot.runtime.replaced import Replaced
-from aot.runtime.unit import FORKED, Miss, Unit
+from aot.runtime.unit import FORKED, Unit
 from aot.schema.decision import Selection
 from aot.schema.digest import Digest
 from aot.schema.names import Reference
@@ -73,14 +73,22 @@ class CompiledModel:
         self._units = tuple(units)
         self._whole = units[0] if len(units) == 1 and units[0].name == "" else None
         self._seen: set[str] = set()
-        self._replaced = tuple(Replaced(unit.module, partial(self._run, unit)) for unit in units if unit.name)
+        self._replaced = tuple(
+            Replaced(unit.module, unit.call, count=self._counters.compiled, missed=partial(self._run_eagerly, unit))
+            for unit in units
+            if unit.name
+        )
         _note_forks()
         _loaded.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         whole = self._whole
         if whole is not None:
-            return self._run(whole, self.module, args, kwargs)
+            result = whole.call(args, kwargs)
+            if result.__class__ is Miss:
+                return self._run_eagerly(whole, result, self.module, args, kwargs)
+            self._counters.compiled()
+            return result
         if not self._units:
             self._counters.eager()
         return self.module(*args, **kwargs)
@@ -191,15 +199,13 @@ class CompiledModel:
             hint="copy its .module, and load the bundle for the copy",
         )
 
-    def _run(self, unit: Unit, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = unit.call(args, kwargs)
-        if result.__class__ is not Miss:
-            self._counters.compiled()
-            return result
-        raises = self.fallback is Fallback.RAISE and result.kind != "eager_won"
-        self._note(result, unit, said=not raises)
+    def _run_eagerly(
+        self, unit: Unit, miss: Miss, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        raises = self.fallback is Fallback.RAISE and miss.kind != "eager_won"
+        self._note(miss, unit, said=not raises)
         if raises:
-            raise self._error(result)
+            raise self._error(miss)
         self._counters.eager()
         return eager(*args, **kwargs)
 

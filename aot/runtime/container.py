@@ -19,7 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from aot.errors import BindingFailed, RunFailed
-from aot.runtime.interface import Interface, capsule_address, capsule_maker, open_interface
+from aot.runtime.interface import Interface, capsule_address, capsule_maker, open_interface, run_arguments
 from aot.runtime.slots import misfits, read_slots
 
 if TYPE_CHECKING:
@@ -31,15 +31,22 @@ MOST_MODELS = {"cpu": 32, "cuda": 2}
 
 
 class _Slot:
-    """Arrays for the handles of one call, used by one thread at a time."""
+    """Arrays for the handles of one call, and all that it gives to C; used by one thread at a time."""
 
-    __slots__ = ("input_address", "inputs", "output_address", "outputs")
+    __slots__ = ("_array", "_handle", "arguments", "inputs", "outputs", "stream")
 
-    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+    def __init__(self, handle: int, num_inputs: int, num_outputs: int) -> None:
+        self._handle = handle
         self.inputs = (ctypes.c_void_p * num_inputs)()
-        self.outputs = (ctypes.c_void_p * num_outputs)()
-        self.input_address = ctypes.addressof(self.inputs)
-        self.output_address = ctypes.addressof(self.outputs)
+        self._array = (ctypes.c_void_p * num_outputs)()
+        # The places of the array, each as an argument for C: what lies there needs no way through a Python integer.
+        size = ctypes.sizeof(ctypes.c_void_p)
+        self.outputs = [ctypes.c_void_p.from_buffer(self._array, size * index) for index in range(num_outputs)]
+        self.use_stream(None)
+
+    def use_stream(self, stream: int | None) -> None:
+        self.stream = stream
+        self.arguments = run_arguments(self._handle, self.inputs, self._array, stream)
 
 
 class Container:
@@ -210,24 +217,21 @@ class Container:
         inputs, address_of = slot.inputs, self._address_of
         for index, capsule in enumerate(capsules):
             inputs[index] = address_of(capsule, None)
-        stream = None if self._stream_of is None else self._stream_of()
-        failed = function(
-            self._handle, slot.input_address, self.num_inputs, slot.output_address, self.num_outputs, stream, None
-        )
-        if failed:
+        if self._stream_of is not None and (stream := self._stream_of()) != slot.stream:
+            slot.use_stream(stream)
+        if function(*slot.arguments):
             raise RunFailed(f"the compiled program failed: {self._interface.last_error()}")
         # An output that is None is never written: its place stays empty. One handle may stand at several places, so
         # all of them are taken over in one go, which knows.
-        capsule_of, handles = self._capsule_of, slot.outputs[:]
-        return tuple(
-            self._from_capsules([None if handle is None else capsule_of(handle, None, None) for handle in handles])
-        )
+        capsule_of = self._capsule_of
+        return tuple(self._from_capsules([capsule_of(place, None, None) if place else None for place in slot.outputs]))
 
     def _take_slots(self) -> list[_Slot]:
         """Wait until no call is in flight and hold later ones back; `_return_slots` lets them in again."""
         slot = self._idle.get()
         if slot is None:
-            return [_Slot(self.num_inputs, self.num_outputs) for _ in range(self.num_models)]
+            handle = self._open_handle()
+            return [_Slot(handle, self.num_inputs, self.num_outputs) for _ in range(self.num_models)]
         return [slot, *(cast(_Slot, self._idle.get()) for _ in range(self.num_models - 1))]
 
     def _return_slots(self, slots: Sequence[_Slot]) -> None:

@@ -1,8 +1,17 @@
-"""Counters of one compiled model: exact under threads, and cheap enough for every call."""
+"""Counters of one compiled model: exact under threads, and cheap enough for every call. And what they count."""
 
 from itertools import count
 
+from msgspec import Struct
+
 NAMES = ("calls", "compiled", "eager", "guard_misses", "eager_won", "failed", "rebinds")
+
+
+class Miss(Struct, frozen=True):
+    """Why a call has to run eagerly."""
+
+    reason: str
+    kind: str  # a counter's name
 
 
 class Counters:

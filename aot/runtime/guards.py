@@ -11,6 +11,7 @@ is never used, and torch itself leaves it arbitrary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from aot.errors import BindingFailed
@@ -23,6 +24,9 @@ from aot.schema.guard import InputGuard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Checks that are kept to be shared.
+MOST_CHECKS = 256
 
 # None: every guard holds. Else which input and which condition, with what was found.
 Check = Callable[[Sequence["Tensor"]], "str | None"]
@@ -51,7 +55,13 @@ def compile_check(
     what is said of it, from its place in the call. Raises BindingFailed, `details["reasons"]`
     holding what `find_faults` returns, or when the guards ask for a device other than that of the weights.
     """
-    paths = [speak(meta.path) for meta in inputs]
+    paths = tuple(speak(meta.path) for meta in inputs)
+    return _compiled(tuple(guards), paths, device, weights_require_grad)
+
+
+@lru_cache(maxsize=MOST_CHECKS)
+def _compiled(guards: tuple[InputGuard, ...], paths: tuple[str, ...], device: str, weights_require_grad: bool) -> Check:
+    """One for all instances of a region: they ask the same, and it is at hand in the caches when the next one asks."""
     source = write_source(guards, paths, weights_require_grad=weights_require_grad)
     names = {} if source.faults else _torch_names(source, device)
     faults = source.faults or tuple(value for value in names.values() if isinstance(value, str))

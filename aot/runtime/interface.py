@@ -13,12 +13,9 @@ from typing import Any
 
 from aot.errors import BindingFailed, LoadFailed
 
-_RUN = (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
 _REQUIRED: dict[str, tuple[Any, ...]] = {
     "AOTInductorModelContainerCreateWithDevice": (c_void_p, c_size_t, c_char_p, c_char_p),
     "AOTInductorModelContainerDelete": (c_void_p,),
-    "AOTInductorModelContainerRun": _RUN,
-    "AOTInductorModelContainerRunSingleThreaded": _RUN,
     "AOTInductorModelContainerGetNumInputs": (c_void_p, c_void_p),
     "AOTInductorModelContainerGetNumOutputs": (c_void_p, c_void_p),
     "AOTInductorModelContainerGetNumConstants": (c_void_p, c_void_p),
@@ -26,6 +23,8 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
     "AOTInductorModelContainerGetConstantOriginalFQN": (c_void_p, c_size_t, c_void_p),
     "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs": (c_void_p, c_void_p, c_size_t, c_bool, c_bool),
 }
+# Of these the callers prepare the arguments (`run_arguments`): to convert seven at each call takes as long as the rest.
+_RUNS = ("AOTInductorModelContainerRun", "AOTInductorModelContainerRunSingleThreaded")
 _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "AOTInductorModelContainerGetConstantType": (c_void_p, c_size_t, c_void_p),
     "AOTInductorModelContainerGetConstantDtype": (c_void_p, c_size_t, c_void_p),
@@ -51,7 +50,7 @@ class Interface:
     def __init__(self, library: ctypes.CDLL, path: Path) -> None:
         self.path = path
         self._calls: dict[str, Any] = {}
-        for name, arguments in (_REQUIRED | _OPTIONAL).items():
+        for name, arguments in (_REQUIRED | dict.fromkeys(_RUNS) | _OPTIONAL).items():
             try:
                 call = library[name]  # an object of our own: attributes of a library are shared
             except AttributeError:
@@ -63,8 +62,7 @@ class Interface:
             call.argtypes = arguments
             call.restype = c_char_p if name.startswith("torch_exception") else c_int32
             self._calls[name] = call
-        self.run = self._calls["AOTInductorModelContainerRun"]
-        self.run_single_threaded = self._calls["AOTInductorModelContainerRunSingleThreaded"]
+        self.run, self.run_single_threaded = (self._calls[name] for name in _RUNS)
 
     def create(self, device: str, cubins: Path, num_models: int) -> int:
         """Return the handle of a new container. Raises LoadFailed."""
@@ -150,13 +148,29 @@ def _unmapped(path: Path, error: OSError) -> LoadFailed:
     return LoadFailed(f"{path.name} cannot be mapped: {error}", hint="`aot explain` compares its needs with this host")
 
 
+def run_arguments(handle: int, inputs: Any, outputs: Any, stream: int | None) -> tuple[Any, ...]:
+    """Return the arguments of `Interface.run`, ready for any number of calls; `inputs` and `outputs` are arrays.
+
+    Each is what ctypes hands to C as it is. The arrays are referred to, and kept.
+    """
+    return (
+        c_void_p.from_param(handle),
+        byref(inputs),
+        c_size_t.from_param(len(inputs)),
+        byref(outputs),
+        c_size_t.from_param(len(outputs)),
+        c_void_p.from_param(stream),
+        None,
+    )
+
+
 def capsule_address() -> Callable[[object, None], int]:
     """Return PyCapsule_GetPointer, a prototype of our own, since other libraries set theirs on `ctypes.pythonapi`."""
     prototype = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_void_p)
     return prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-def capsule_maker() -> Callable[[int, None, None], object]:
-    """Return PyCapsule_New; capsules made with it own nothing."""
-    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)
+def capsule_maker() -> Callable[[c_void_p, None, None], object]:
+    """Return PyCapsule_New; capsules made with it own nothing. The address is a `c_void_p`: an integer would be cut."""
+    prototype = ctypes.PYFUNCTYPE(ctypes.py_object)
     return prototype(("PyCapsule_New", ctypes.pythonapi))

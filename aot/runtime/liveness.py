@@ -6,7 +6,7 @@ whether hooks have appeared or gone since.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from aot.keys import changes_between
@@ -236,36 +236,39 @@ def _is_of_export(checker: Any) -> bool:
     return str(getattr(checker, "__module__", "")).startswith("torch.export.")
 
 
-def watch_hooks(module: "Module") -> Callable[[], str | None]:
-    """Return a check for every call: None while the forward hooks in `module` are those of now, else what differs.
+class Hooks:
+    """The forward hooks in a module, as they were when this was made; microseconds for hundreds of modules.
 
     Hooks that libraries install on their own and that do nothing (`is_idle`) may come, until somebody asks for the
-    intermediate results that they collect: compiled code does not produce those. Microseconds for hundreds of modules.
+    intermediate results that they collect: compiled code does not produce those.
     """
-    tables = _hook_tables(module)
-    known = [_active_hooks(table) for _, table in tables]
-    # What the last look found: tables to find empty again, and the keys of the others.
-    empty: list[Mapping[Any, Any]] = []
-    filled: list[tuple[Mapping[Any, Any], tuple[Any, ...]]] = []
 
-    def look() -> str | None:
-        for (where, table), before in zip(tables, known, strict=True):
-            if (found := _active_hooks(table)) != before:
-                return _hook_change(where, before, found)
-        empty[:] = [table for _, table in tables if not table]
-        filled[:] = [(table, tuple(table)) for _, table in tables if table]
-        return None
+    def __init__(self, module: "Module") -> None:
+        self._tables = _hook_tables(module)
+        self._known = [_active_hooks(table) for _, table in self._tables]
+        # What the last look found: tables to find empty again, and the keys of the others. Always these two lists:
+        # who looks at them at every call (aot.runtime.watch) needs to ask for them once.
+        self.empty: list[Mapping[Any, Any]] = []
+        self.filled: list[tuple[Mapping[Any, Any], tuple[Any, ...]]] = []
+        self._look()
 
-    def check() -> str | None:
-        moved = any(empty) or any(tuple(table) != keys for table, keys in filled)
-        if moved and (reason := look()):
+    def change(self) -> str | None:
+        """Say what is no longer as it was. While nothing is `filled` and all in `empty` is empty: None."""
+        moved = any(self.empty) or any(tuple(table) != keys for table, keys in self.filled)
+        if moved and (reason := self._look()):
             return reason
-        if filled and is_capturing():
+        if self.filled and is_capturing():
             return "intermediate results were asked for, which hooks inside the compiled part would have to collect"
         return None
 
-    look()
-    return check
+    def _look(self) -> str | None:
+        for (where, table), before in zip(self._tables, self._known, strict=True):
+            if (found := _active_hooks(table)) != before:
+                return _hook_change(where, before, found)
+        # In this order: for other threads, a table that has just been filled is in one of them at any time.
+        self.filled[:] = [(table, tuple(table)) for _, table in self._tables if table]
+        self.empty[:] = [table for _, table in self._tables if not table]
+        return None
 
 
 def _hook_change(where: str, before: Mapping[Any, Any], found: Mapping[Any, Any]) -> str:

@@ -5,30 +5,43 @@ from functools import update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from aot.runtime.counters import Miss
+
 if TYPE_CHECKING:
     from torch.nn import Module
 
-Call = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Missed = Callable[[Miss, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Replaced:
-    """Calls `call` with the module's own forward and the arguments, until `restore`.
+    """Until `restore`: calls `call` with the arguments, and `count` where that answers, else `missed`.
+
+    `missed` is given the module's own forward besides.
 
     A copy of the module, or one that is pickled, has its own forward again: the artifact is bound to the tensors of
     this one, and would run the copy on them.
     """
 
-    def __init__(self, module: "Module", call: Call) -> None:
+    def __init__(self, module: "Module", call: Call, *, count: Callable[[], Any], missed: Missed) -> None:
         self.earlier: Any = module.__dict__.get("forward")
         self._module = module
         self._own: Callable[..., Any] = module.forward
         self._call: Call | None = call
+        self._count = count
+        self._missed = missed
         update_wrapper(self, self._own, updated=())  # some libraries ask a forward for its signature
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call
-        return self._own(*args, **kwargs) if call is None else call(self._own, args, kwargs)
+        if call is None:
+            return self._own(*args, **kwargs)
+        result = call(args, kwargs)
+        if result.__class__ is Miss:
+            return self._missed(result, self._own, args, kwargs)
+        self._count()
+        return result
 
     def restore(self) -> None:
         """Give the module its own forward back; where another has been put over this one, only get out of its way."""

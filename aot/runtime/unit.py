@@ -13,7 +13,7 @@ from msgspec import Struct
 from aot.errors import GuardFailed, RunFailed
 from aot.runtime.calling import BoundCall
 from aot.runtime.container import Container
-from aot.runtime.counters import Counters
+from aot.runtime.counters import Counters, Miss
 from aot.runtime.graphs import Graphed
 from aot.runtime.watch import any_requires_grad
 from aot.runtime.winner import Choose
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Check = Callable[[Sequence["Tensor"]], "str | None"]
+Run = Callable[[Sequence["Tensor"]], "tuple[Tensor | None, ...]"]
 
 FORKED = "it was loaded before a fork, which neither OpenMP nor CUDA survive; load it in the child"
 
@@ -40,14 +41,22 @@ class Variant(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """The variants that share one calling convention, in the order in which they are tried."""
+    """The variants that share one calling convention, in the order in which they are tried.
+
+    A call of `plain` arguments, all by position, is its own flat inputs if they are tensors; -1 where none is.
+    """
 
     call: BoundCall
     variants: tuple[Variant, ...]
+    plain: int = -1
 
 
 def _always() -> bool:
     return True
+
+
+def never() -> bool:
+    return False
 
 
 def _unchanged() -> None:
@@ -58,25 +67,20 @@ class Bound(Struct, frozen=True):
     """What a unit runs on between two bindings; replaced as a whole, so a call sees one or the other.
 
     `is_current`: the module holds what it held when this was made. `change`: what it does otherwise than then, for as
-    long as it does. `against`: why there is no form; `reasons`: the same, and why single artifacts are left out.
+    long as it does. `is_settled`: there are forms, and both would say that nothing has changed: one look, for every
+    call. `against`: why there is no form; `reasons`: the same, and why single artifacts are left out.
     """
 
     forms: tuple[Form, ...] = ()
     is_current: Callable[[], bool] = _always
     change: Callable[[], str | None] = _unchanged
+    is_settled: Callable[[], bool] = never
     tensors: tuple["Tensor", ...] = ()
     reasons: tuple[str, ...] = ()
 
     @property
     def against(self) -> tuple[str, ...]:
         return () if self.forms else self.reasons
-
-
-class Miss(Struct, frozen=True):
-    """Why a call has to run eagerly."""
-
-    reason: str
-    kind: str  # a counter's name
 
 
 Bind = Callable[[], Bound]
@@ -122,31 +126,53 @@ class Unit:
             self._without_graphs.discard(block)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the compiled result, or a Miss. Raises RunFailed where eager cannot take over."""
+        """Return the compiled result, or a Miss. Raises RunFailed where eager cannot take over.
+
+        What most calls go through is written out here: each function more would cost as much as one of the checks.
+        """
         bound = self._bound
-        if not bound.is_current():
-            bound = self.rebind(stale=bound)
-        if not bound.forms:
-            return Miss(bound.reasons[0], "guard_misses")
-        if reason := bound.change():
-            return Miss(reason, "guard_misses")
+        if not bound.is_settled():
+            found = self._settle(bound)
+            if found.__class__ is Miss:
+                return found
+            bound = found  # type: ignore[assignment]
         if self._records_gradients() and any_requires_grad(bound.tensors):
             return Miss("gradients are being recorded and the weights require them", "guard_misses")
         reasons: list[str] = []
         for form in bound.forms:
-            tensors = form.call.flatten(args, kwargs)
+            is_plain = not kwargs and len(args) == form.plain
+            tensors = args if is_plain else form.call.flatten(args, kwargs)
             if tensors.__class__ is str:
                 reasons.append(tensors)  # type: ignore[arg-type]
                 continue
             for variant in form.variants:
                 refused = variant.check(tensors)  # type: ignore[arg-type]
                 if refused is None:
-                    result = self._run(form, variant, tensors)  # type: ignore[arg-type]
-                    if result.__class__ is not Miss or result.kind != "guard_misses":
-                        return result
-                    refused = result.reason  # another example set may be for this very state
+                    run = variant.container.run if variant.choose is None else self._fastest(variant, tensors)
+                    if run.__class__ is Miss:
+                        return run
+                    try:
+                        return form.call.unflatten(run(tensors))  # type: ignore[operator]
+                    except GuardFailed as error:
+                        refused = error.message  # another example set may be for this very state
+                    except RunFailed as error:
+                        if variant.writes:
+                            raise
+                        return Miss(error.message, "failed")
                 reasons.append(f"[{variant.coverage}] {refused}")
+            if is_plain and (reason := form.call.flatten(args, kwargs)).__class__ is str:
+                reasons[-len(form.variants) :] = [reason]  # they are no tensors, and it says what was wanted
         return Miss("; ".join(reasons), "guard_misses")
+
+    def _settle(self, bound: Bound) -> Bound | Miss:
+        """Return what to run on, bound again where the module holds something else by now; or why nothing can be."""
+        if not bound.is_current():
+            bound = self.rebind(stale=bound)
+        if not bound.forms:
+            return Miss(bound.reasons[0], "guard_misses")
+        if reason := bound.change():
+            return Miss(reason, "guard_misses")
+        return bound
 
     def rebind(self, *, stale: Bound | None = None) -> Bound:
         """Bind to the module's tensors as they are now. With `stale`, only if that is still what is bound."""
@@ -164,23 +190,15 @@ class Unit:
         self._bound = Bound(reasons=(reason,))
         self._bind = lambda: Bound(reasons=(reason,))
 
-    def _run(self, form: Form, variant: Variant, tensors: Sequence["Tensor"]) -> Any:
-        run = variant.container.run
-        if variant.choose is not None:
-            fastest = variant.choose(tensors)
-            if fastest is Winner.EAGER:
-                return Miss(f"[{variant.coverage}] eager was faster in the proof at sizes like these", "eager_won")
-            if fastest is Winner.GRAPHS and variant.graphs is not None and not self._without_graphs:
-                run = variant.graphs.run
-        try:
-            outputs = run(tensors)
-        except GuardFailed as error:
-            return Miss(error.message, "guard_misses")
-        except RunFailed as error:
-            if variant.writes:
-                raise
-            return Miss(error.message, "failed")
-        return form.call.unflatten(outputs)
+    def _fastest(self, variant: Variant, tensors: Sequence["Tensor"]) -> "Run | Miss":
+        """Return what runs a call of these sizes."""
+        assert variant.choose is not None
+        fastest = variant.choose(tensors)
+        if fastest is Winner.EAGER:
+            return Miss(f"[{variant.coverage}] eager was faster in the proof at sizes like these", "eager_won")
+        if fastest is Winner.GRAPHS and variant.graphs is not None and not self._without_graphs:
+            return variant.graphs.run
+        return variant.container.run
 
 
 def _grad_mode_reader() -> Callable[[], bool]:

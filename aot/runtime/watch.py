@@ -13,18 +13,35 @@ exchanged `_parameters` dict. After such a change load again. Writes into a tens
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter, getitem, is_
+from functools import partial
+from operator import attrgetter, getitem, is_, itemgetter, ne
 from typing import TYPE_CHECKING, Any
 
-from aot.runtime.liveness import watch_hooks
+from aot.runtime.liveness import Hooks
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
 MODE_CHANGED = "the training mode was changed after loading"
+_training = itemgetter("training")
 _requires_grad = attrgetter("requires_grad")
 _version = attrgetter("_version")
+
+
+class Conduct:
+    """How a module behaves, apart from what it holds: the training mode of each part, and the forward hooks."""
+
+    def __init__(self, module: "Module") -> None:
+        self.parts = [part.__dict__ for part in module.modules()]
+        self.training = list(map(_training, self.parts))
+        self.hooks = Hooks(module)
+
+    def change(self) -> str | None:
+        """Say what is no longer as it was."""
+        if list(map(_training, self.parts)) != self.training:
+            return MODE_CHANGED
+        return self.hooks.change()
 
 
 class Tree:
@@ -32,11 +49,11 @@ class Tree:
 
     def __init__(self, module: "Module", *, anything: bool = False) -> None:
         tables = [part._modules for part in module.modules()]
-        self._tables = [table for table in tables if table or anything]
-        self._copies = [dict(table) for table in self._tables]
+        self.tables = [table for table in tables if table or anything]
+        self.copies = [dict(table) for table in self.tables]
 
     def is_current(self) -> bool:
-        return self._tables == self._copies
+        return self.tables == self.copies
 
 
 class Watch:
@@ -50,61 +67,66 @@ class Watch:
     def __init__(self, module: "Module", *, writes: bool = False, anything: bool = False) -> None:
         from torch import Tensor
 
-        self._tree = Tree(module, anything=anything)
+        tree = Tree(module, anything=anything)  # first: of a part that comes later, nothing would be watched
         tables: list[dict[str, Any]] = [
             table for part in module.modules() for table in (part._parameters, part._buffers)
         ]
-        self._tables = [table for table in tables if table or anything]
-        self._copies = [dict(table) for table in self._tables]
-        tensors = list(_tensors_in(self._tables, self._copies))
+        tables = [table for table in tables if table or anything]
+        copies = [dict(table) for table in tables]
+        tensors = list(_tensors_in(tables, copies))
+        self._tables, self._copies = (*tree.tables, *tables), (*tree.copies, *copies)
         # Dicts compare values by identity, then by `==`. Two tensors of several elements raise at that, and so are
         # told apart; those of one element could be equal, and are compared by identity alone.
         single = [entry for entry in tensors if not _has_several(entry[2])]
         self._single_tables = [table for table, _, _ in single]
         self._single_names = [name for _, name, _ in single]
         self._singles = [tensor for _, _, tensor in single]
-        self._address_of = Tensor.data_ptr
         self._tensors, self._addresses = _readable((tensor for _, _, tensor in tensors), Tensor.data_ptr)
         self._written, self._versions = _readable(self._tensors if writes else (), _version)
-        self._conduct = Conduct(module) if anything else None
+        self._address_of = Tensor.data_ptr
+        # Says whether all of it is as it was.
+        self.is_current = self.with_conduct(Conduct(module) if anything else None)
 
-    def is_current(self) -> bool:
-        """Say whether all of it is as it was."""
-        try:
-            if not self._tree.is_current() or self._tables != self._copies:
-                return False
-            singles = map(getitem, self._single_tables, self._single_names)
-            if self._singles and not all(map(is_, singles, self._singles)):
-                return False
-            # Of the objects that were there then: they are there still.
-            if list(map(self._address_of, self._tensors)) != self._addresses:
-                return False
-            if self._versions and list(map(_version, self._written)) != self._versions:
-                return False
-        except Exception:
-            # Tensors of other kinds, places or sizes cannot be compared, and so are not the same.
-            return False
-        return self._conduct is None or self._conduct.change() is None
-
-
-class Conduct:
-    """How a module behaves, apart from what it holds: the training mode of each part, and the forward hooks."""
-
-    def __init__(self, module: "Module") -> None:
-        self._tables = [part.__dict__ for part in module.modules()]
-        self._training = [table["training"] for table in self._tables]
-        self._hook_change = watch_hooks(module)
-
-    def change(self) -> str | None:
-        """Say what is no longer as it was."""
-        if [table["training"] for table in self._tables] != self._training:
-            return MODE_CHANGED
-        return self._hook_change()
+    def with_conduct(self, conduct: Conduct | None) -> Callable[[], bool]:
+        """Return what says whether everything here is as it was, and nothing of `conduct` has changed either."""
+        parts, training, empty, filled, hook_change = _parts_of(conduct)
+        single = (self._single_tables, self._single_names, self._singles) if self._singles else ()
+        written = (self._written, self._versions) if self._versions else ()
+        held = (self._tables, self._copies, self._address_of, self._tensors, self._addresses, single, written)
+        return partial(_is_same, (*held, parts, training, empty, filled, hook_change))
 
 
 def any_requires_grad(tensors: "Iterable[Tensor]") -> bool:
     """True where a gradient for one of them would be recorded."""
     return True in map(_requires_grad, tensors)
+
+
+def _is_same(state: tuple[Any, ...]) -> bool:
+    """Look at all of it. In one tuple: between two calls other code has had the processor's caches for itself."""
+    tables, copies, address_of, tensors, addresses, single, written, parts, training, empty, filled, hook_change = state
+    try:
+        if tables != copies:
+            return False
+        # Of the objects that were there then: they are there still. One address at a time, for the same reason.
+        if any(map(ne, map(address_of, tensors), addresses)):
+            return False
+        if single and not all(map(is_, map(getitem, single[0], single[1]), single[2])):
+            return False
+        if written and list(map(_version, written[0])) != written[1]:
+            return False
+        if list(map(_training, parts)) != training:
+            return False
+        return not (any(empty) or filled) or hook_change() is None
+    except Exception:
+        # Tensors of other kinds, places or sizes cannot be compared, and so are not the same.
+        return False
+
+
+def _parts_of(conduct: Conduct | None) -> tuple[Any, ...]:
+    if conduct is None:
+        return (), [], (), (), None
+    hooks = conduct.hooks
+    return conduct.parts, conduct.training, hooks.empty, hooks.filled, hooks.change
 
 
 def _tensors_in(

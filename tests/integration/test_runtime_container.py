@@ -335,6 +335,22 @@ def test_the_two_ways_to_run_do_not_mix() -> None:
     assert container.run(inputs(3))[OUT].shape == (3, 4)
 
 
+def test_every_run_is_given_the_stream_of_its_caller() -> None:
+    container, given = opened(seeded_program(0), num_models=1), []
+    streams = iter([None, 7, 7, 0, 1 << 40])
+    container._stream_of = lambda: next(streams)  # type: ignore[assignment, return-value]
+
+    def fail(*arguments: object) -> int:
+        given.append(str(arguments[5]))
+        return 1
+
+    container._run = fail
+    for _ in range(5):
+        with pytest.raises(RunFailed):
+            container.run(inputs(3))
+    assert given == [str(ctypes.c_void_p.from_param(one)) for one in (None, 7, 7, 0, 1 << 40)]
+
+
 def test_inference_mode_and_inference_tensors_work() -> None:
     with torch.inference_mode():
         program = seeded_program(0)

@@ -182,6 +182,39 @@ def test_a_check_can_be_made_in_inference_mode() -> None:
     assert check([torch.zeros(4, 16)]) is None
 
 
+def test_instances_of_a_region_share_a_check_and_other_devices_or_names_do_not() -> None:
+    check = a_check(a_matrix())
+    assert a_check(a_matrix()) is check
+    assert a_check(a_matrix(), "other") is not check
+    assert a_check(a_matrix(), weights_require_grad=True) is not check
+    assert compile_check(a_matrix(), a_meta("args[0]"), device="meta") is not check
+
+
+def test_guards_that_contradict_each_other_refuse_every_call() -> None:
+    check = a_check(a_matrix(InputGuard(kind="size", input=0, dim=1, low=17)))
+    assert check([torch.zeros(4, 16)]) == "args[0]: size 16 in dimension 1, wanted 17"
+    assert check([torch.zeros(4, 17)]) == "args[0]: size 17 in dimension 1, wanted 16"
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_has_no_strides_is_a_miss_and_not_the_end_of_the_process(inference: bool) -> None:
+    check = a_check(a_matrix())
+    with torch.inference_mode(inference):
+        nested = torch.nested.nested_tensor([torch.zeros(16), torch.zeros(16)])
+        for tensor in (nested, torch.zeros(4, 16).to_sparse(), torch.zeros(4, 16).to_mkldnn()):
+            assert check([tensor]) is not None
+
+
+def test_the_same_tensor_may_be_given_twice() -> None:
+    other = a_form(1, [InputGuard(kind="equal", input=1, dim=0, other=(0, 0)), WIDTH_1], ("s[1][1]", 1))
+    check = a_check([*a_matrix(), *other], "x", "y")
+    both = torch.zeros(4, 16)
+    assert check([both, both]) is None
+
+
+WIDTH_1 = InputGuard(kind="size", input=1, dim=1, low=16)
+
+
 def test_recording_gradients_of_inputs_is_a_miss() -> None:
     check = a_check(a_matrix(InputGuard(kind="no-grad")))
     wanting = torch.zeros(4, 16, requires_grad=True)

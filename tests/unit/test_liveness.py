@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aot.runtime.liveness import explain_conduct, watch_hooks
+from aot.runtime.liveness import Hooks, explain_conduct
 
 
 def a_net() -> nn.Module:
@@ -18,7 +18,7 @@ def hook(*args: Any) -> None: ...
 
 def test_a_hook_is_noticed_where_it_is_and_forgotten_when_it_is_removed() -> None:
     net = a_net()
-    check = watch_hooks(net)
+    check = Hooks(net).change
     assert check() is None
     handle = net[1][0].register_forward_hook(hook)  # type: ignore[index]
     assert check() == "a forward hook was added to 1.0 after loading: hook"
@@ -38,7 +38,7 @@ def test_a_hook_is_noticed_where_it_is_and_forgotten_when_it_is_removed() -> Non
 def test_hooks_that_were_there_at_load_may_stay_but_not_go() -> None:
     net = a_net()
     handle = net[0].register_forward_hook(hook)  # type: ignore[index]
-    check = watch_hooks(net)
+    check = Hooks(net).change
     assert check() is None
     handle.remove()
     assert check() == "a forward hook was removed from 0 after loading: hook"
@@ -50,7 +50,7 @@ def test_hooks_of_a_library_are_allowed_while_nobody_asks_for_what_they_collect(
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertModel(BertConfig(vocab_size=30, **sizes)).eval()
-    check = watch_hooks(model)
+    check = Hooks(model).change
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.int64), output_hidden_states=True)
     assert any(part._forward_hooks for part in model.modules())
@@ -69,7 +69,7 @@ def test_hooks_of_a_library_are_allowed_while_nobody_asks_for_what_they_collect(
 
 def test_it_takes_microseconds_for_hundreds_of_modules() -> None:
     net = nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))
-    check = watch_hooks(net)
+    check = Hooks(net).change
     best = min(timeit.repeat(check, number=200, repeat=30)) / 200
     assert best < 20e-6
 

@@ -14,7 +14,7 @@ from aot.errors import LoadFailed
 from aot.runtime.bind import Binder
 from aot.runtime.binding import BindingPlan, plan_binding
 from aot.runtime.slots import ConstantSlot
-from aot.runtime.watch import Watch
+from aot.runtime.watch import Conduct, Watch
 from aot.schema.artifact import ConstantKind, ConstantMeta
 from tests.builders import an_artifact
 
@@ -320,6 +320,38 @@ def test_what_leaves_the_memory_in_place_needs_no_new_plan(change: Callable[[Net
     watch = Watch(net)
     change(net)
     assert watch.is_current()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_parameter,
+        set_data,
+        replace_submodule,
+        lambda net: net.train(),
+        lambda net: net.layers.train(),
+        lambda net: net.layers[0].register_forward_pre_hook(lambda *_: None),
+        lambda net: net.register_forward_hook(lambda *_: None),
+    ],
+)
+def test_one_look_sees_what_is_held_and_how_it_behaves(change: Callable[[Net], object]) -> None:
+    net = Net().eval()
+    is_settled = Watch(net).with_conduct(Conduct(net))
+    assert is_settled() and is_settled()
+    change(net)
+    assert not is_settled() and not is_settled()
+
+
+def test_one_look_is_at_peace_again_when_a_change_has_ended() -> None:
+    net = Net().eval()
+    is_settled = Watch(net).with_conduct(Conduct(net))
+    handle = net.register_forward_hook(lambda *_: None)
+    net.train()
+    assert not is_settled()
+    net.eval()
+    assert not is_settled()
+    handle.remove()
+    assert is_settled()
 
 
 def test_a_new_plan_after_a_change_takes_what_is_there_now() -> None:

@@ -110,6 +110,21 @@ def test_a_call_outside_the_coverage_names_input_and_condition(bundle: StoredBun
     assert was_compiled(model, rows=32)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (3.0, "x: wanted a tensor, found 3.0"),
+        ([1.0, 2.0], "x: wanted a tensor, found a list"),
+        (torch.zeros(3, 5), "x: size 5 in dimension 1, wanted 4"),
+    ],
+)
+def test_what_is_no_tensor_is_told_from_what_does_not_fit(bundle: StoredBundle, given: object, said: str) -> None:
+    model = load(bundle, scaled(), fallback="raise")
+    with pytest.raises(GuardFailed) as caught:
+        model(given)
+    assert caught.value.details["reason"].rpartition("] ")[2] == said
+
+
 def test_with_raise_a_miss_raises_and_a_hit_does_not(bundle: StoredBundle, caplog: pytest.LogCaptureFixture) -> None:
     model = load(bundle, scaled(), fallback="raise")
     assert was_compiled(model)

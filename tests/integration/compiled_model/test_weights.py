@@ -1,6 +1,7 @@
 """Weights of the live module: bound, replaced, moved, frozen."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +144,19 @@ def test_weights_that_were_replaced_are_not_kept(bundle: StoredBundle) -> None:
         and one.numel()
     ]
     assert held == []
+
+
+def test_a_model_that_nobody_has_any_more_is_gone_at_once(bundle: StoredBundle) -> None:
+    model = load(bundle, scaled())
+    assert was_compiled(model)
+    container = model._units[0]._bound.forms[0].variants[0].container
+    gone = [weakref.ref(model), weakref.ref(container)]
+    gc.disable()  # what waits for the collector holds a card's memory until then
+    try:
+        del model, container
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_rebind_by_hand_sees_what_kept_object_and_address(bundle: StoredBundle) -> None:
