@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from registry.deps import Deps
 
 LOCK_FILE = "serve.lock"
+RETAIN_AGAIN_SECONDS = 60.0  # after a pass that failed, where the next one is not due before
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +117,9 @@ def sweep(options: argparse.Namespace, settings: Settings) -> None:
         if time.monotonic() >= retain_at and not stop.told:
             retain_at = time.monotonic() + settings.retain_every.total_seconds()
             done = survive("retain", partial(retain_once, seconds=SWEEPER_SECONDS))
-            if done is not None and done.unfinished:
+            if done is None:  # nor was there time for all that did not fail
+                retain_at = min(retain_at, time.monotonic() + RETAIN_AGAIN_SECONDS)
+            elif done.unfinished:
                 retain_at = time.monotonic()  # it goes on after the next pass over leases and tickets
         stop.pause(options.every)
     log.info("stopped")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from aot.schema.digest import Digest
 from aot.trust import SigningKey
 from registry.clock import Clock, SharedClock, utc_now
 from registry.db.session import Sessions, open_sessions
@@ -24,6 +25,17 @@ class Explained:
     after: tuple[str, str] = BEGINNING
 
 
+@dataclass
+class Condemned:
+    """How far a pass of retention that had no more time has looked for blobs that no bundle needs: the last one.
+
+    `again`: bundles are gone since, so that there may be more before it.
+    """
+
+    after: Digest | None = None
+    again: bool = False
+
+
 @dataclass(frozen=True)
 class Deps:
     settings: Settings
@@ -36,6 +48,7 @@ class Deps:
     uses: Uses = field(default_factory=Uses)
     callers: Callers = field(default_factory=Callers)
     explained: Explained = field(default_factory=Explained)
+    condemned: Condemned = field(default_factory=Condemned)
     hashing: Hashing = field(default_factory=Hashing)
     suspects: Suspects = field(default_factory=Suspects)
     probe_secret: str = field(default="", repr=False)  # of this process's own health check

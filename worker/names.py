@@ -26,8 +26,9 @@ def kept_name(data_dir: Path, default: Name) -> Iterator[tuple[Name, Path]]:
     used = data_dir / "workers"
     with ExitStack() as stack:
         for name in (*_ended(used, default), default):
+            wait = {} if name == default else {"wait_seconds": 0.0}  # of the others any will do
             try:
-                scratch = stack.enter_context(own_scratch(data_dir / "scratch", name))
+                scratch = stack.enter_context(own_scratch(data_dir / "scratch", name, **wait))
                 break
             except DirectoryInUse:
                 if name == default:

@@ -8,7 +8,7 @@ import time
 from datetime import datetime
 
 from aot.client import RegistryClient
-from aot.errors import AotError, Conflict, Unavailable
+from aot.errors import AotError, Conflict, Forbidden, Unavailable
 from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.wire.workers import RegisterReply
@@ -54,9 +54,14 @@ class Presence:
             time.sleep(PAUSE_SECONDS)
 
     def _seen(self, error: Conflict) -> dict[Name, datetime]:
-        """When the workers that `error` names were last seen; nothing of them while the registry cannot be asked."""
+        """When the workers that `error` names were last seen; nothing of them where that cannot be asked.
+
+        A registry of an older version does not tell it, and the scope of a worker's token lists no workers there.
+        """
+        if told := error.details.get("seen_at"):
+            return {Name(name): datetime.fromisoformat(at) for name, at in told.items()}
         holders = error.details.get("workers", ())
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unavailable, Forbidden):
             return {one.name: one.seen_at for one in self._client.list_workers().workers if one.name in holders}
         return {}
 

@@ -10,9 +10,12 @@ from aot.cache.trees import remove_tree
 from aot.errors import DirectoryInUse, InvalidConfig
 from aot.schema.names import Name
 
+# Another worker that starts looks whether the lock of this name is free, and holds it then for a moment.
+LOOK_SECONDS = 1.0
+
 
 @contextmanager
-def own_scratch(root: Path, name: Name) -> Iterator[Path]:
+def own_scratch(root: Path, name: Name, *, wait_seconds: float = LOOK_SECONDS) -> Iterator[Path]:
     """Hold the directory of the worker `name` below `root` during the block, and remove it afterwards.
 
     Also removes what workers left behind that were killed: their locks ended with them. Raises DirectoryInUse where
@@ -25,7 +28,7 @@ def own_scratch(root: Path, name: Name) -> Iterator[Path]:
             f"could not make the scratch directory {root}: {error.strerror or error}",
             hint="set AOT_DATA_DIR to a directory that this process may write",
         ) from error
-    with locked(_lock_of(root, name), wait_seconds=0, remove=True) as held:
+    with locked(_lock_of(root, name), wait_seconds=wait_seconds, remove=True) as held:
         if not held:
             raise DirectoryInUse(
                 f"another worker named {name} works in {root}",

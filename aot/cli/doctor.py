@@ -25,9 +25,10 @@ _KEEPS_FROM: Mapping[str, Ability] = {
     **dict.fromkeys(("noexec-cache", "ro-cache", "unusable-cache"), Ability.SERVING),
     **dict.fromkeys(("no-driver-libraries", "no-compute-libraries", "driver-too-old"), Ability.SERVING),
     **dict.fromkeys(("no-compiler", "broken-compiler", "static-libstdcxx"), Ability.BUILDING),
-    **dict.fromkeys(("noexec-scratch", "ro-scratch"), Ability.BUILDING),
+    **dict.fromkeys(("noexec-scratch", "ro-scratch", "unusable-scratch"), Ability.BUILDING),
 }
 _OF_COMPILERS = ("broken-compiler", "static-libstdcxx")
+_OF_CARDS = ("no-driver-libraries", "no-compute-libraries", "driver-too-old")
 
 
 class Finding(ErrorBody, kw_only=True):
@@ -52,9 +53,13 @@ def look_around(config: Config, *, wanted: Ability | None = None) -> Report:
     """
     environment = observe_environment()
     found = [_weighed(problem, environment) for problem in describe_problems(Place(cache=config.cache_dir))]
-    if wanted is Ability.BUILDING and not any(one.code == "no-compiler" for one in found):
+    has_none = any(one.code == "no-compiler" and one.keeps_from for one in found)
+    # A host without any compiler is a pod, unless it is said to be a builder: where builds would work says nothing.
+    builds = wanted is Ability.BUILDING or (wanted is None and not has_none)
+    if wanted is Ability.BUILDING and not has_none:
         found += _toolchain()
-    codes = [Exit.NOTHING_FITS for one in found if _fails(one, wanted)]
+    matters = (Ability.SERVING, Ability.BUILDING) if builds else (Ability.SERVING,)
+    codes = [Exit.NOTHING_FITS for one in found if one.keeps_from in matters]
     registry, refused = "", list[AotError]()
     if config.url and not config.offline:
         try:
@@ -71,9 +76,12 @@ def look_around(config: Config, *, wanted: Ability | None = None) -> Report:
 
 def _weighed(problem: Problem, environment: Environment) -> Finding:
     ability = _KEEPS_FROM.get(problem.kind)
+    variables = whole_environ()
     if problem.kind == "no-driver-libraries" and environment.container.cuda is None:
         ability = None  # nothing here would use a card: a pod that serves on the CPU of a node with cards
-    if problem.kind in (*_OF_COMPILERS, "no-compiler") and whole_environ().get("CXX"):
+    if problem.kind in _OF_CARDS and variables.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        ability = None  # the same, said for a torch that could
+    if problem.kind in (*_OF_COMPILERS, "no-compiler") and variables.get("CXX"):
         ability = None  # builds take the system's own
     return Finding(code=problem.kind, message=problem.text, hint=problem.hint, keeps_from=ability or "")
 
@@ -101,13 +109,6 @@ def _no_trust() -> Finding:
         message="AOT_TRUSTED_KEYS is not set: no bundle of the registry will be used",
         hint="set it to the line that `aot up` prints, or pull by a lock that pins keys",
     )
-
-
-def _fails(found: Finding, wanted: Ability | None) -> bool:
-    if found.keeps_from == Ability.BUILDING:
-        # A host without any compiler is a pod, unless it is said to be a builder.
-        return wanted is Ability.BUILDING or (wanted is None and found.code != "no-compiler")
-    return bool(found.keeps_from)
 
 
 def report_lines(report: Report) -> list[str]:

@@ -4,6 +4,8 @@ In bubblewrap they are at fixed places; without it the child sees the host's own
 write `/b` for the build directory, so equal inputs give equal bytes.
 """
 
+import shlex
+import site
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +89,8 @@ class Layout:
             (self.scratch / name).mkdir(parents=True, exist_ok=True)
         # Later maps win, so the narrower places come last.
         places = {
+            # Those of the interpreter that a virtual environment stands on, too: it may take its packages from there.
+            **dict.fromkeys(site.getsitepackages(), "/p"),
             **{str(place): "/p" for place in find_packages().added},
             sysconfig.get_paths()["purelib"]: "/p",
             sysconfig.get_paths()["platlib"]: "/p",
@@ -94,7 +98,7 @@ class Layout:
             str(self.inside("build/headers")): "/h",
             **({str(self.inside("headers")): "/h"} if self.headers else {}),
         }
-        maps = " ".join(f"'-ffile-prefix-map={place}={short}'" for place, short in places.items())
+        maps = " ".join(shlex.quote(f"-ffile-prefix-map={place}={short}") for place, short in places.items())
         if march.startswith("arm"):
             # Else g++ links functions that choose at run time between the level's atomics and those of armv8.1-a.
             maps += " -mno-outline-atomics"

@@ -30,8 +30,15 @@ class Place:
 
     host: Host = field(default_factory=Host)
     cache: Path
-    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    scratch: Path = field(default_factory=lambda: _scratch_place())
     writes_bytecode: bool = field(default_factory=lambda: not sys.dont_write_bytecode)
+
+
+def _scratch_place() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # none can be written, as in a pod with a read-only root: the first one says why
+        return Path("/tmp")
 
 
 def describe_problems(place: Place) -> tuple[Problem, ...]:
@@ -73,7 +80,11 @@ def _compilers(place: Place) -> Iterator[Problem]:
 
 def _probe(compiler: str, place: Place) -> Iterator[Problem]:
     """Build a library as Inductor would, and look into it: a static libstdc++ shows only in what comes out."""
-    with tempfile.TemporaryDirectory(prefix="aot-doctor-", dir=place.scratch) as directory:
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="aot-doctor-", dir=place.scratch)
+    except OSError:
+        return  # nothing can be built there, which `_mounts` or `_access` says
+    with scratch as directory:
         library = Path(directory, "probe.so")
         command = [compiler, "-x", "c++", "-", "-shared", "-fPIC", "-o", str(library)]
         try:
@@ -137,21 +148,22 @@ def _mount_options(host: Host, directory: Path) -> frozenset[str]:
 
 def _access(place: Place) -> Iterator[Problem]:
     """Without a cache that it may write, a pod fetches nothing and runs eagerly."""
-    if "ro" in _mount_options(place.host, place.cache):
-        return  # _mounts says so
-    # os.path: a parent that may not be searched is as good as one that is not there.
-    existing = next(one for one in (place.cache, *place.cache.absolute().parents) if os.path.exists(one))
-    if not existing.is_dir():
-        finding = f"{existing} is no directory"
-    elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        finding = f"this user may not read and write {existing}"
-    else:
-        return
-    yield Problem(
-        kind="unusable-cache",
-        text=f"the cache directory {place.cache} cannot be used: {finding}",
-        hint="set AOT_CACHE_DIR to a directory that this process may write",
-    )
+    for name, directory, variable in (("cache", place.cache, "AOT_CACHE_DIR"), ("scratch", place.scratch, "TMPDIR")):
+        if "ro" in _mount_options(place.host, directory):
+            continue  # _mounts says so
+        # os.path: a parent that may not be searched is as good as one that is not there.
+        existing = next(one for one in (directory, *directory.absolute().parents) if os.path.exists(one))
+        if not existing.is_dir():
+            finding = f"{existing} is no directory"
+        elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+            finding = f"this user may not read and write {existing}"
+        else:
+            continue
+        yield Problem(
+            kind=f"unusable-{name}",
+            text=f"the {name} directory {directory} cannot be used: {finding}",
+            hint=f"set {variable} to a directory that this process may write",
+        )
 
 
 def _space(place: Place) -> Iterator[Problem]:

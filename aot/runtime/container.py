@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from aot.errors import BindingFailed, RunFailed
 from aot.runtime.interface import Interface, capsule_address, capsule_maker, open_interface, run_arguments
+from aot.runtime.process import without_modes
 from aot.runtime.slots import misfits, read_slots
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # A model is about 10 kB on CPU. On a GPU each loads the kernels again, and two are enough to queue one call
 # while the one before still runs: with one, every call waits for the device.
 MOST_MODELS = {"cpu": 32, "cuda": 2}
+_NO_STREAM: Any = object()  # equal to none
 
 
 class _Slot:
@@ -45,8 +47,9 @@ class _Slot:
         self.use_stream(None)
 
     def use_stream(self, stream: int | None) -> None:
-        self.stream = stream
+        self.stream = _NO_STREAM  # an interrupt may come between: the arguments then count for no stream
         self.arguments = run_arguments(self._handle, self.inputs, self._array, stream)
+        self.stream = stream
 
 
 class Container:
@@ -259,8 +262,9 @@ class _Bound:
         # The object makes handles of its own from ours and never frees them (MaybeOwningAtenTensorHandle in
         # aoti_runtime/utils.h): bound directly, a model's weights would stay in memory for ever. So it gets
         # aliases, which are emptied when they are no longer needed; only about 200 bytes a tensor stay behind.
-        self._aliases = [tensor.data for tensor in tensors]
-        self._capsules = _aoti.unsafe_alloc_void_ptrs_from_tensors(self._aliases)
+        with without_modes():  # fake tensors have no memory, and compiled code would read at address 0
+            self._aliases = [tensor.data for tensor in tensors]
+            self._capsules = _aoti.unsafe_alloc_void_ptrs_from_tensors(self._aliases)
         address_of = capsule_address()
         self.handles = [address_of(capsule, None) for capsule in self._capsules]
 
@@ -269,7 +273,7 @@ class _Bound:
         import torch
 
         torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(self._capsules)
-        with torch.no_grad():
+        with without_modes(), torch.no_grad():
             for alias in self._aliases:
                 alias.set_()
         self._aliases, self._capsules, self.handles = [], [], []

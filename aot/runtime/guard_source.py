@@ -276,12 +276,14 @@ class _Writer:
             self._refuse("forward_ad._current_level >= 0", guard)
 
 
+# While torch.jit traces, to read a size is an operation of torch that imports, which ends the process here.
 _TEMPLATE = """
 def check(tensors):
     try:
         {unpack} = tensors
     except Miscount:
         return miscounted(tensors)
+    if is_tracing(): return "torch.jit is tracing, and would take the results for constants"
     try:
         {body}
         return None

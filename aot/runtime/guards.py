@@ -19,6 +19,7 @@ from aot.runtime.argument_names import Speak
 from aot.runtime.expression import FUNCTIONS
 from aot.runtime.guard_source import Source, write_source
 from aot.runtime.guard_text import explain_miss
+from aot.runtime.process import without_modes
 from aot.schema.artifact import TensorMeta
 from aot.schema.guard import InputGuard
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # Checks that are kept to be shared.
 MOST_CHECKS = 256
 
+PlainKeys = tuple[tuple[str, frozenset[int]], ...]
 # None: every guard holds. Else which input and which condition, with what was found.
 Check = Callable[[Sequence["Tensor"]], "str | None"]
 
@@ -56,14 +58,16 @@ def compile_check(
     holding what `find_faults` returns, or when the guards ask for a device other than that of the weights.
     """
     paths = tuple(speak(meta.path) for meta in inputs)
-    return _compiled(tuple(guards), paths, device, weights_require_grad)
+    return _compiled(tuple(guards), paths, device, weights_require_grad, _plain_on(guards, device))
 
 
 @lru_cache(maxsize=MOST_CHECKS)
-def _compiled(guards: tuple[InputGuard, ...], paths: tuple[str, ...], device: str, weights_require_grad: bool) -> Check:
+def _compiled(
+    guards: tuple[InputGuard, ...], paths: tuple[str, ...], device: str, weights_require_grad: bool, plain: PlainKeys
+) -> Check:
     """One for all instances of a region: they ask the same, and it is at hand in the caches when the next one asks."""
     source = write_source(guards, paths, weights_require_grad=weights_require_grad)
-    names = {} if source.faults else _torch_names(source, device)
+    names = {} if source.faults else _torch_names(source, device, dict(plain))
     faults = source.faults or tuple(value for value in names.values() if isinstance(value, str))
     if faults:
         raise BindingFailed(
@@ -104,7 +108,7 @@ def _plain_names(source: Source, paths: Sequence[str], device: str) -> dict[str,
     }
 
 
-def _torch_names(source: Source, device: str) -> Mapping[str, Any]:
+def _torch_names(source: Source, device: str, plain: Mapping[str, frozenset[int]]) -> Mapping[str, Any]:
     """Return what the generated source refers to; a text in place of a value is a fault."""
     import torch
     from torch.autograd import forward_ad
@@ -114,6 +118,7 @@ def _torch_names(source: Source, device: str) -> Mapping[str, Any]:
         "Tensor": torch.Tensor,
         "Parameter": torch.nn.Parameter,
         "keys": torch._C._dispatch_keys,
+        "is_tracing": torch._C._is_tracing,
         "is_grad_enabled": torch.is_grad_enabled,
         "is_autocast": torch._C._is_any_autocast_enabled,
         "forward_ad": forward_ad,
@@ -123,11 +128,21 @@ def _torch_names(source: Source, device: str) -> Mapping[str, Any]:
         dtype = getattr(torch, name, None)
         names[f"dtype_{name}"] = dtype if isinstance(dtype, torch.dtype) else f"this torch has no dtype {name}"
     for family in source.devices:
-        if family not in ("cpu", home.type):
-            names[f"plain_{family}"] = f"the artifact takes inputs on {family}, the weights are on {device}"
-        else:
-            names[f"plain_{family}"] = _plain_keys("cpu" if family == "cpu" else device)
+        misplaced = f"the artifact takes inputs on {family}, the weights are on {device}"
+        names[f"plain_{family}"] = plain.get(family, misplaced)
     return names
+
+
+def _plain_on(guards: Sequence[InputGuard], device: str) -> PlainKeys:
+    """Return what `_plain_keys` says now, by device type: under a transform of torch it says other things.
+
+    A check that was made there must not be the one of a later load, so it is part of what they are shared by.
+    """
+    import torch
+
+    families = {guard.value for guard in guards if guard.kind == "device"}
+    places = {"cpu": "cpu", torch.device(device).type: device}
+    return tuple((family, _plain_keys(place)) for family, place in places.items() if family in families)
 
 
 def _plain_keys(device: str) -> frozenset[int]:
@@ -138,9 +153,9 @@ def _plain_keys(device: str) -> frozenset[int]:
     """
     import torch
 
-    with torch.inference_mode(False):
+    with without_modes(), torch.inference_mode(False):
         ordinary = torch.empty(0, device=device)
-    with torch.inference_mode():
+    with without_modes(), torch.inference_mode():
         inference = torch.empty(0, device=device)
     return frozenset(torch._C._dispatch_keys(tensor).raw_repr() for tensor in (ordinary, inference))
 

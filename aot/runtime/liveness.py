@@ -7,6 +7,7 @@ whether hooks have appeared or gone since.
 
 import json
 from collections.abc import Iterator, Mapping, Set
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from aot.keys import changes_between
@@ -245,12 +246,14 @@ class Hooks:
 
     def __init__(self, module: "Module") -> None:
         self._tables = _hook_tables(module)
-        self._known = [_active_hooks(table) for _, table in self._tables]
+        copies = self._copies()
+        self._known = list(map(_active_hooks, copies))
+        self._lock = RLock()  # again by the same thread: a signal's handler may call the model
         # What the last look found: tables to find empty again, and the keys of the others. Always these two lists:
         # who looks at them at every call (aot.runtime.watch) needs to ask for them once.
         self.empty: list[Mapping[Any, Any]] = []
         self.filled: list[tuple[Mapping[Any, Any], tuple[Any, ...]]] = []
-        self._look()
+        self._note(copies)
 
     def change(self) -> str | None:
         """Say what is no longer as it was. While nothing is `filled` and all in `empty` is empty: None."""
@@ -262,13 +265,23 @@ class Hooks:
         return None
 
     def _look(self) -> str | None:
-        for (where, table), before in zip(self._tables, self._known, strict=True):
-            if (found := _active_hooks(table)) != before:
-                return _hook_change(where, before, found)
-        # In this order: for other threads, a table that has just been filled is in one of them at any time.
-        self.filled[:] = [(table, tuple(table)) for _, table in self._tables if table]
-        self.empty[:] = [table for _, table in self._tables if not table]
+        with self._lock:
+            copies = self._copies()
+            for (where, _), copy, before in zip(self._tables, copies, self._known, strict=True):
+                if (found := _active_hooks(copy)) != before:
+                    return _hook_change(where, before, found)
+            self._note(copies)
         return None
+
+    def _copies(self) -> list[dict[Any, Any]]:
+        """What another thread adds or takes out while these are examined, the next look finds moved."""
+        return [dict(table) if table else {} for _, table in self._tables]
+
+    def _note(self, copies: list[dict[Any, Any]]) -> None:
+        seen = [(table, tuple(copy)) for (_, table), copy in zip(self._tables, copies, strict=True)]
+        # In this order: for other threads, a table that has just been filled is in one of them at any time.
+        self.filled[:] = [(table, keys) for table, keys in seen if keys]
+        self.empty[:] = [table for table, keys in seen if not keys]
 
 
 def _hook_change(where: str, before: Mapping[Any, Any], found: Mapping[Any, Any]) -> str:

@@ -1,10 +1,11 @@
 """What this process has set for itself, and which card its module is on: the facts that only `load` can observe.
 
 Between `observe_environment`, which needs no torch, and `select`: with these facts nothing stays undecided that this
-process knows.
+process knows. And what this thread has set for all that torch does (`without_modes`).
 """
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -120,3 +121,17 @@ def _on_its_card(environment: Environment, module: "Module") -> Environment:
         mig=slice_name or None,
     )
     return with_card(environment, card)
+
+
+def without_modes() -> "AbstractContextManager[object]":
+    """Within it tensors are made, viewed and emptied for real, also while an export is under way in this thread.
+
+    An export makes fake tensors of all that is made meanwhile. Transforms (torch.func) stay in force.
+    """
+    import torch
+
+    if not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes  # what it imports, who set a mode has imported
+
+    return _disable_current_modes()  # type: ignore[no-any-return, no-untyped-call]

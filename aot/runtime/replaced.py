@@ -27,25 +27,25 @@ class Replaced:
         self.earlier: Any = module.__dict__.get("forward")
         self._module = module
         self._own: Callable[..., Any] = module.forward
-        self._call: Call | None = call
-        self._count = count
-        self._missed = missed
+        # One value: `restore` lets go of all that it refers to, the artifact among it, and a call has all or nothing.
+        self._way: tuple[Call, Callable[[], Any], Missed] | None = (call, count, missed)
         update_wrapper(self, self._own, updated=())  # some libraries ask a forward for its signature
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._call
-        if call is None:
+        way = self._way
+        if way is None:
             return self._own(*args, **kwargs)
+        call, count, missed = way
         result = call(args, kwargs)
         if result.__class__ is Miss:
-            return self._missed(result, self._own, args, kwargs)
-        self._count()
+            return missed(result, self._own, args, kwargs)
+        count()
         return result
 
     def restore(self) -> None:
         """Give the module its own forward back; where another has been put over this one, only get out of its way."""
-        self._call = None
+        self._way = None
         table = self._module.__dict__
         if table.get("forward") is not self:
             return

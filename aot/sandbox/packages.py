@@ -4,8 +4,9 @@ A child's interpreter finds its own site-packages. What PYTHONPATH, a user's sit
 path it has to be told of, and shown: `python_path` is the one variable, `view_packages` the binds.
 
 Only installed packages travel, never what merely lies on the path: a directory counts that an installer has written to,
-or that holds what `aot` itself imports. The directory that a program was started in, a home, and what holds one
-of them do not, since a child runs other people's code, and they hold more than packages.
+or that holds what `aot` itself imports. The directory that a program was started in, a home, our own directories of
+data and cache, and what holds one of them do not, since a child runs other people's code, and they hold more than
+packages.
 """
 
 import os
@@ -13,12 +14,15 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 import aot
-from aot.errors import InvalidConfig
+from aot.config import Config
+from aot.errors import AotError, InvalidConfig
 from aot.sandbox.bubblewrap import Bind, BindMode, same_place
 
 # What a child cannot do without; a directory with one of them counts also where no installer has written to it.
@@ -77,8 +81,14 @@ def _places_of_needed() -> Iterator[tuple[str, Path]]:
     """Where this process has, or would have, what its children cannot do without."""
     for name in NEEDED:
         spec = find_spec(name)
-        if spec is not None and spec.origin is not None:
+        if spec is not None and spec.origin is not None and not _is_hooked(name):
             yield name, Path(spec.origin).parents[1]
+
+
+def _is_hooked(name: str) -> bool:
+    """Whether a hook finds it that lies among installed packages, as of one being developed: a child runs it too."""
+    hooks = [one for one in sys.meta_path if one not in (BuiltinImporter, FrozenImporter, PathFinder)]
+    return any(find(name, None) is not None for hook in hooks if (find := getattr(hook, "find_spec", None)))
 
 
 def view_packages() -> list[Bind]:
@@ -88,7 +98,7 @@ def view_packages() -> list[Bind]:
 
 def _in_order(places: Sequence[Path], told: set[Path], own: frozenset[Path]) -> list[Path]:
     """Return `told` in the order of `places`, with the interpreter's own between them: else those would be last."""
-    listed = [place for place in places if place.is_dir() and (place in told or place in own)]
+    listed = [place for place in places if os.path.isdir(place) and (place in told or place in own)]
     last = max(index for index, place in enumerate(listed) if place in told and place not in own)
     unlisted = [place for place in told if place not in places]
     return [*unlisted, *listed[: last + 1]]
@@ -100,8 +110,14 @@ def _package_place() -> Path:
 
 def _without_start(entries: Sequence[str]) -> Sequence[str]:
     """Leave out the entry that Python puts first for the place that the program was started in."""
-    started_in = not sys.flags.safe_path and entries and entries[0] in ("", os.getcwd())
-    return entries[1:] if started_in else entries
+    return entries[1:] if not sys.flags.safe_path and entries and entries[0] in ("", _working_directory()) else entries
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it is gone
+        return ""
 
 
 def _own_places() -> frozenset[Path]:
@@ -111,7 +127,11 @@ def _own_places() -> frozenset[Path]:
 
 
 def _private_places() -> tuple[Path, ...]:
-    return (Path(os.path.expanduser("~")), Path.cwd(), *SYSTEM)
+    places = [Path(os.path.expanduser("~")), Path(_working_directory() or "/"), *SYSTEM]
+    with suppress(AotError):  # whoever uses the settings tells what is wrong
+        config = Config.from_environ()
+        places += [config.data_dir, config.cache_dir]
+    return tuple(places)
 
 
 def _holds_packages(place: Path, private: Iterable[Path]) -> bool:
@@ -122,8 +142,9 @@ def _holds_packages(place: Path, private: Iterable[Path]) -> bool:
 
 
 def _may_be_shown(place: Path, private: Iterable[Path]) -> bool:
-    real = place.resolve()
-    return place.is_dir() and not any(one.resolve().is_relative_to(real) for one in private)
+    # os.path: what may not be searched, and a link that leads to itself, are as good as nothing there.
+    real = os.path.realpath(place)
+    return os.path.isdir(place) and not any(Path(os.path.realpath(one)).is_relative_to(real) for one in private)
 
 
 def _list(place: Path) -> frozenset[str]:
@@ -137,10 +158,10 @@ def _linked(place: Path) -> Iterator[Path]:
     """Where packages of `place` really lie: one that is a link, and one whose files are."""
     for name in sorted(_list(place)):
         entry = place / name
-        if entry.is_symlink():
+        if os.path.islink(entry):
             yield _target(entry)
-        elif name.endswith(".dist-info") and (metadata := entry / "METADATA").is_symlink():
-            yield _target(metadata).parents[1]
+        elif name.endswith(".dist-info") and os.path.islink(metadata := entry / "METADATA"):
+            yield _target(metadata).parent.parent
 
 
 def _target(link: Path) -> Path:

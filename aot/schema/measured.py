@@ -6,6 +6,7 @@ and one that is of another form, is passed over.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -91,12 +92,12 @@ def candidates_of(artifact: Artifact) -> dict[str, Candidates]:
     told = _read(artifact, Measured.CANDIDATES)
     found: dict[str, Candidates] = {}
     for number, value in told.items():
-        try:
-            pairs = msgspec.convert(told.get(str(value)) if type(value) is int else value, _PAIRS)
-        except msgspec.ValidationError:
-            continue
-        found[number] = dict(pairs)
-    return found
+        if type(value) is not int:
+            with suppress(msgspec.ValidationError):
+                found[number] = dict(msgspec.convert(value, _PAIRS))
+    # Once each: thousands of kernels may name one long list.
+    same = {number: str(value) for number, value in told.items() if type(value) is int}
+    return found | {number: found[first] for number, first in same.items() if first in found}
 
 
 def contest_of(artifact: Artifact) -> Contest | None:

@@ -36,14 +36,15 @@ def insert_profile(profile: Profile, *, now: datetime, session: Session) -> bool
     return add_if_absent(ProfileRow(name=profile.name, profile=profile, registered_at=now), session)
 
 
-def holders_of(profile: Name, *, seen_since: datetime, session: Session) -> Sequence[Name]:
-    """The live workers that are `profile`."""
-    return session.scalars(
-        select(WorkerRow.name)
+def holders_of(profile: Name, *, seen_since: datetime, session: Session) -> dict[Name, datetime]:
+    """The live workers that are `profile`, by name, and when each was last seen."""
+    rows = session.execute(
+        select(WorkerRow.name, WorkerRow.seen_at)
         .join(WorkerProfileRow, WorkerProfileRow.worker == WorkerRow.name)
         .where(WorkerProfileRow.profile == profile, WorkerRow.seen_at >= seen_since)
         .order_by(WorkerRow.name)
-    ).all()
+    )
+    return {name: seen_at for name, seen_at in rows}
 
 
 def held_profiles(session: Session, *, seen_since: datetime) -> Sequence[Profile]:

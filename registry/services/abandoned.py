@@ -1,5 +1,7 @@
 """Uploads that nobody goes on with, and what arrived and became no blob: they cost space, and no row names them."""
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -54,13 +56,24 @@ def _unwanted(found: Iterable[T], since: Callable[[T], object], deps: Deps) -> t
     return tuple(unwanted)
 
 
-def give_up_abandoned(deps: Deps) -> int:
-    """Remove what nobody wants by now either; return how many. Raises StorageUnavailable."""
+def give_up_abandoned(deps: Deps, *, seconds: float = math.inf) -> tuple[int, bool]:
+    """Remove what nobody wants by now either; return how many, and whether some are left for want of time.
+
+    The `seconds` begin once it is known what there is; one is looked at in any case. Raises StorageUnavailable.
+    """
     found = find_abandoned(deps)
-    given_up = [one.digest for one in (*found.uploads, *found.arrivals) if _give_up(one, deps)]
+    until = time.monotonic() + seconds
+    given_up: list[Digest] = []
+    left = [*reversed(found.arrivals), *reversed(found.uploads)]
+    while left:
+        one = left.pop()
+        if _give_up(one, deps):
+            given_up.append(one.digest)
+        if time.monotonic() >= until:
+            break
     if given_up:
         log.info("uploads-given-up", digests=given_up)
-    return len(given_up)
+    return len(given_up), bool(left)
 
 
 def _give_up(one: PartUpload | Arrival, deps: Deps) -> bool:

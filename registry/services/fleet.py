@@ -108,14 +108,15 @@ def _put_profile(profile: Profile, *, worker: Name, live_since: datetime, now: d
     if row.profile == profile:
         return
     holders = rows.holders_of(profile.name, seen_since=live_since, session=session)
-    others = [holder for holder in holders if holder != worker]
+    others = {holder: seen_at for holder, seen_at in holders.items() if holder != worker}
     if others:
         raise Conflict(
             f"the profile {profile.name} is held by {', '.join(others)} with "
             f"{'; '.join(differences(row.profile, profile))}",
             hint="give this worker's profile another name, or stop the other worker: one that has ended is forgotten "
             f"{math.ceil((now - live_since).total_seconds())} seconds after it was last seen",
-            details={"workers": others},
+            # When each was seen: the token of a worker may not list them.
+            details={"workers": list(others), "seen_at": {name: at.isoformat() for name, at in others.items()}},
         )
     row.profile = profile
     row.registered_at = now

@@ -66,7 +66,6 @@ class _Pass:
     deps: Deps
     seconds: float
     done: Retained = field(default_factory=Retained)
-    condemned_up_to: Digest | None = None
 
     @property
     def steps(self) -> tuple[Callable[[], None], ...]:
@@ -100,19 +99,24 @@ class _Pass:
                 rows.delete_bundles(digests, session)
                 record_rows.begin_forgetting(digests, now=now, session=session)
         self.done = replace(self.done, bundles=self.done.bundles + digests)
+        looked = self.deps.condemned
+        looked.again = looked.again or bool(digests and looked.after)
         return bool(digests)
 
     def condemn(self) -> bool:
         """Condemn among the next candidates; True while there may be more."""
-        now, after = self.deps.clock(), self.condemned_up_to
+        # Where the last pass had no more time: what builds need stays a candidate, and would be all that it looks at.
+        looked = self.deps.condemned
+        now, after = self.deps.clock(), looked.after
         bounds = {"opened_before": now - self.deps.settings.grace_of_blobs, "after": after, "limit": AT_ONCE}
         with self.deps.sessions.transaction() as session:
             last = rows.last_candidate(session, **bounds)
             if last is None:
-                return False
+                again, looked.after, looked.again = looked.again, None, False
+                return again
             found = rows.hold_unneeded_blobs(session, needed=_needed(session), **bounds)
             rows.condemn([row.digest for row in found], now=now, session=session)
-        self.condemned_up_to = last
+        looked.after = last
         condemned = self.done.condemned + tuple(row.digest for row in found)
         size = self.done.condemned_bytes + sum(row.size_bytes for row in found if row.stored_at)
         self.done = replace(self.done, condemned=condemned, condemned_bytes=size)
@@ -141,10 +145,12 @@ class _Pass:
         return bool(gone)
 
     def give_up(self) -> None:
-        self.done = replace(self.done, given_up=abandoned.give_up_abandoned(self.deps))
+        given_up, left = abandoned.give_up_abandoned(self.deps, seconds=self.seconds)
+        self.done = replace(self.done, given_up=given_up, unfinished=self.done.unfinished or left)
 
     def reject(self) -> None:
-        self.done = replace(self.done, rejected=unproven.reject_unproven(self.deps))
+        rejected, left = unproven.reject_unproven(self.deps, seconds=self.seconds)
+        self.done = replace(self.done, rejected=rejected, unfinished=self.done.unfinished or left)
 
 
 def retain(deps: Deps, *, seconds: float = math.inf) -> Retained:

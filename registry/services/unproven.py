@@ -4,6 +4,8 @@ The time counts from the push that began the wait, which is when the build that 
 build that runs is left to end by itself. A rejected bundle stays readable, with the reason, for AOT_KEEP_OUT_SECONDS.
 """
 
+import math
+import time
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -27,19 +29,25 @@ def find_unproven(deps: Deps) -> tuple[Digest, ...]:
     return tuple(digest for digest, _ in found)
 
 
-def reject_unproven(deps: Deps) -> tuple[Digest, ...]:
-    """Return the bundles that are out from now on. Of several sweepers one rejects each. Raises StorageUnavailable."""
+def reject_unproven(deps: Deps, *, seconds: float = math.inf) -> tuple[tuple[Digest, ...], bool]:
+    """Return the bundles that are out from now on, and whether others may be left: the `seconds` were over.
+
+    Of several sweepers one rejects each. Raises StorageUnavailable.
+    """
     rejected: list[Digest] = []
     after: Digest | None = None
+    until = time.monotonic() + seconds
     while True:
         with deps.sessions.reading() as session:
             page = retention_rows.unproven_bundles(session, since=_since(deps), after=after, limit=AT_ONCE)
         for digest, build in page:  # one a transaction: it waits for a build with nothing else held
             with deps.sessions.transaction() as session:
-                if _reject(digest, build, deps, session):
-                    rejected.append(digest)
+                done = _reject(digest, build, deps, session)
+            rejected += [digest] if done else []
+            if time.monotonic() >= until:
+                return tuple(rejected), True
         if not page:
-            return tuple(rejected)
+            return tuple(rejected), False
         after = page[-1][0]
 
 

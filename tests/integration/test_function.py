@@ -294,3 +294,13 @@ def test_what_a_pushed_function_says_of_its_files_is_read_from_them_again(bundle
     more = altered(first, files=(*first.files, altered(first.files[0], path="extra/payload.bin")))
     with pytest.raises(QualificationFailed, match=r"extra/payload\.bin is no file of a function"):
         refuse_false_facts(altered(bundle.manifest, artifacts=(more, *others)), paths)
+
+
+def test_a_trace_is_that_of_the_eager_module(bundle: StoredBundle, program: Program) -> None:
+    model, x = load(bundle, program.module), torch.randn(4, 16)
+    program.module.requires_grad_(False)  # tracing takes weights for constants here
+    with torch.no_grad():
+        model(x)
+        assert model.counters["compiled"] == 1
+        torch.jit.trace(lambda x: model(x), (x,), check_trace=False, strict=False)
+    assert model.counters["compiled"] == 1 and "is tracing" in model.last_miss

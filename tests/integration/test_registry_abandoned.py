@@ -84,6 +84,16 @@ def test_what_is_put_at_the_last_moment_is_not_removed_with_what_lay_there(
     assert seen is None or seen.state is not BlobState.DELETING, "what held others off is gone"
 
 
+def test_of_many_a_pass_gives_up_what_it_has_time_for(trusting: Service) -> None:
+    service = trusting
+    for namespace in (DEFAULT, OTHER):
+        arrive(service, WRONG, namespace=namespace)
+    service.clock.advance(2 * DAY)
+    first, second = (retain(service.deps, seconds=0) for _ in range(2))
+    assert [(one.given_up, one.unfinished) for one in (first, second)] == [(1, True), (1, False)]
+    assert list(store_of(service).arrivals()) == []
+
+
 @pytest.mark.parametrize("by", [abandoned.give_up_abandoned, retain], ids=["alone", "after it was condemned"])
 def test_who_had_seen_what_was_given_up_is_asked_to_put_it_again(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: Callable[[Deps], object]

@@ -86,9 +86,10 @@ def test_a_profile_that_another_live_worker_holds_is_not_replaced(service: Servi
     said = r"held by worker-1 with device.sm_count 132, not 114; torch 2.13.0\+cu130, not 2.14.0\+cu130"
     with pytest.raises(Conflict, match=said) as refusal:
         service.register(other, worker="worker-2")
-    assert refusal.value.details == {"workers": ["worker-1"]}
+    (known,) = service.call("list_workers").workers
+    assert refusal.value.details == {"workers": ["worker-1"], "seen_at": {"worker-1": known.seen_at.isoformat()}}
     assert service.call("list_profiles").profiles[0].profile == a_gpu_profile()
-    assert [worker.name for worker in service.call("list_workers").workers] == ["worker-1"]
+    assert known.name == "worker-1"
 
 
 def test_a_profile_is_replaced_by_its_own_worker_or_once_its_holder_is_gone(service: Service) -> None:

@@ -380,7 +380,7 @@ def test_pushed_bundles_that_nobody_proves_are_rejected_one_after_another(servic
         key="id",
         first=second.build,
         then=first.build,
-    ) == (first.bundle, second.bundle)
+    ) == ((first.bundle, second.bundle), False)
 
 
 # Blobs and tokens

@@ -217,6 +217,24 @@ def test_the_source_of_a_waiting_build_stays(service: Service) -> None:
     assert service.http.get(claim.links[0].url).content == b"waiting long"
 
 
+def test_sources_of_waiting_builds_keep_no_pass_from_what_comes_after_them(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay candidates: passes that began with them each time would never end."""
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    specs = [a_spec(f"m{number}", source=a_source(b"%d" % number)) for number in range(5)]
+    *_, last = sorted(specs, key=lambda spec: spec.blobs[0].digest)
+    for spec in specs:
+        service.submit(spec)
+    for build in service.call("list_builds").builds:
+        if build.name == last.name:
+            service.call("cancel", CancelRequest(), build=build.id)
+    service.clock.advance(2 * DAY)
+    passes = [retain(service.deps, seconds=0) for _ in range(12)]
+    assert {digest for one in passes for digest in one.condemned} == {last.blobs[0].digest}
+    assert False in [one.unfinished for one in passes]
+
+
 def test_an_upload_that_never_arrived_is_forgotten(service: Service) -> None:
     blob = a_file("x", b"never put")
     request = OpenUploadsRequest(namespace=Namespace("default"), blobs=(as_blob(blob),))

@@ -48,6 +48,14 @@ def test_a_pushed_bundle_that_nobody_proves_is_rejected_with_its_build(service: 
     assert retain(service.deps).rejected == ()
 
 
+def test_of_many_that_nobody_proves_a_pass_rejects_what_it_has_time_for(service: Service) -> None:
+    pushed = {push(service, name)[0] for name in ("one", "two")}
+    service.clock.advance(31 * DAY)
+    first, second, *others = (retain(service.deps, seconds=0) for _ in range(6))
+    assert [len(one.rejected) for one in (first, second, *others)] == [1, 1, 0, 0, 0, 0]
+    assert first.unfinished and not others[-1].unfinished and {*first.rejected, *second.rejected} == pushed
+
+
 def test_what_is_rejected_can_be_read_for_as_long_as_what_was_withdrawn(service: Service) -> None:
     bundle, _ = push(service)
     later(service, days=31)

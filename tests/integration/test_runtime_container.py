@@ -11,11 +11,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
 
 from aot.errors import BindingFailed, LoadFailed, RunFailed
+from aot.runtime import container as container_module
 from aot.runtime.binding import BindingPlan, plan_binding
 from aot.runtime.calling import bind_call
 from aot.runtime.container import Container
@@ -349,6 +351,27 @@ def test_every_run_is_given_the_stream_of_its_caller() -> None:
         with pytest.raises(RunFailed):
             container.run(inputs(3))
     assert given == [str(ctypes.c_void_p.from_param(one)) for one in (None, 7, 7, 0, 1 << 40)]
+
+
+def test_an_interrupt_while_a_stream_changes_leaves_no_call_on_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    container, given = opened(seeded_program(0), num_models=1), []
+    prepare = container_module.run_arguments
+
+    def interrupted(*arguments: Any) -> Any:
+        monkeypatch.setattr(container_module, "run_arguments", prepare)
+        raise KeyboardInterrupt
+
+    def fail(*arguments: object) -> int:
+        given.append(str(arguments[5]))
+        return 1
+
+    container._stream_of, container._run = lambda: 7, fail
+    monkeypatch.setattr(container_module, "run_arguments", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        container.run(inputs(3))
+    with pytest.raises(RunFailed):
+        container.run(inputs(3))
+    assert given == [str(ctypes.c_void_p.from_param(7))]
 
 
 def test_inference_mode_and_inference_tensors_work() -> None:

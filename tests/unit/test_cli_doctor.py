@@ -18,7 +18,7 @@ WARNINGS = (
     *("threads-over-cores", "small-shared-memory", "little-space-cache", "little-space-scratch"),
 )
 OF_SERVING = ("noexec-cache", "ro-cache", "unusable-cache", "no-compute-libraries", "driver-too-old")
-OF_BUILDING = ("broken-compiler", "static-libstdcxx", "noexec-scratch", "ro-scratch")
+OF_BUILDING = ("broken-compiler", "static-libstdcxx", "noexec-scratch", "ro-scratch", "unusable-scratch")
 
 
 class Host:
@@ -54,7 +54,7 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Host]:
-    for name in ("AOT_URL", "AOT_TRUSTED_KEYS", "CXX"):
+    for name in ("AOT_URL", "AOT_TRUSTED_KEYS", "CXX", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AOT_CACHE_DIR", str(tmp_path / "cache"))
     yield Host(monkeypatch, capsys)
@@ -90,6 +90,34 @@ def test_what_keeps_a_host_from_building_fails_unless_it_only_serves(host: Host,
 def test_a_pod_has_no_compiler_and_a_builder_has(host: Host) -> None:
     host.has("no-compiler")
     assert host.codes() == (0, 0, Exit.NOTHING_FITS)
+
+
+@pytest.mark.parametrize("kind", ["noexec-scratch", "ro-scratch", "unusable-scratch"])
+def test_where_builds_would_work_is_nothing_to_a_pod(host: Host, kind: str) -> None:
+    """Its root is read-only, and what it has from a registry is in a volume."""
+    host.has("no-compiler", kind)
+    assert host.codes() == (0, 0, Exit.NOTHING_FITS)
+
+
+def test_a_builder_whose_variable_names_no_compiler_needs_another_one(host: Host) -> None:
+    def missing() -> None:
+        raise InvalidConfig("no C++ compiler is on PATH", hint="install one")
+
+    host.patch.setattr("aot.cli.doctor.observe_toolchain", missing)
+    host.patch.setenv("CXX", "/nowhere/g++")
+    host.has("no-compiler")
+    assert host.codes() == (0, 0, Exit.NOTHING_FITS)
+
+
+@pytest.mark.parametrize("kind", ["no-driver-libraries", "no-compute-libraries", "driver-too-old"])
+@pytest.mark.parametrize(("setting", "code"), [("", 0), ("-1", 0), ("0", Exit.NOTHING_FITS)])
+def test_a_pod_that_is_to_use_no_card_needs_nothing_of_them(host: Host, kind: str, setting: str, code: int) -> None:
+    """Its torch could, as what a plain `pip install` brings; its node has cards for others."""
+    environment = an_environment(container=a_container(cuda="12.8"))
+    host.patch.setattr("aot.cli.doctor.observe_environment", lambda: environment)
+    host.patch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    host.has(kind)
+    assert host.codes() == (code,) * 3
 
 
 @pytest.mark.parametrize("kind", ["no-compiler", "broken-compiler", "static-libstdcxx"])

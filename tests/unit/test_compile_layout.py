@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
@@ -74,6 +75,17 @@ def test_packages_from_elsewhere_are_found_and_leave_no_path_in_what_is_compiled
     assert f"-ffile-prefix-map={place}=/p" in ask(layout, "-c", "a.cpp")
     # Compiled headers name those that they came from.
     assert SharedCaches(tmp_path).place_for(a_profile()) != before
+
+
+def test_packages_below_a_virtual_environment_leave_no_path_in_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Path
+) -> None:
+    """One that was made with --system-site-packages has torch from the interpreter that it stands on."""
+    below = "/opt/it's own/site-packages"
+    monkeypatch.setattr("site.getsitepackages", lambda: [sysconfig.get_paths()["purelib"], below])
+    layout = a_layout(tmp_path)
+    layout.prepare(compiler, march="x86-64-v3")
+    assert f"-ffile-prefix-map={below}=/p" in ask(layout, "-c", "a.cpp")
 
 
 def test_pinned_threads_reach_the_child(tmp_path: Path) -> None:

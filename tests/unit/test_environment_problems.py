@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,21 @@ def test_a_cache_that_is_a_file_or_below_one_is_found(healthy, tmp_path, inside)
 def test_a_cache_that_this_user_may_not_write_is_found(healthy, tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: not (mode & os.W_OK and Path(path) == tmp_path))
     assert [one.kind for one in describe_problems(healthy()) if one.kind == "unusable-cache"] == ["unusable-cache"]
+
+
+def test_a_host_where_nothing_can_be_written_is_looked_at_none_the_less(healthy, tmp_path, monkeypatch):
+    """As a pod with a read-only root: Python then knows no temporary directory at all."""
+
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert Place(cache=tmp_path).scratch == Path("/tmp")
+    (tmp_path / "file").touch()
+    problems = describe_problems(replace(healthy(), scratch=tmp_path / "file"))
+    (problem,) = [problem for problem in problems if problem.kind == "unusable-scratch"]
+    assert f"{tmp_path}/file is no directory" in problem.text and "TMPDIR" in problem.hint
+    assert "broken-compiler" not in [problem.kind for problem in problems]
 
 
 @needs_compiler

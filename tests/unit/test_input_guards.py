@@ -3,6 +3,7 @@
 import timeit
 from collections.abc import Sequence
 from inspect import signature
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +189,18 @@ def test_instances_of_a_region_share_a_check_and_other_devices_or_names_do_not()
     assert a_check(a_matrix(), "other") is not check
     assert a_check(a_matrix(), weights_require_grad=True) is not check
     assert compile_check(a_matrix(), a_meta("args[0]"), device="meta") is not check
+
+
+def test_a_check_that_was_made_under_a_transform_is_not_that_of_a_later_load() -> None:
+    guards = a_matrix(InputGuard(kind="size", input=0, dim=0, low=3))
+    made: list[Any] = []
+
+    def transformed(tensor: torch.Tensor) -> torch.Tensor:
+        made.append(a_check(guards))
+        return tensor
+
+    torch.func.functionalize(transformed)(torch.zeros(2))
+    assert made and a_check(guards)([torch.zeros(3, 16)]) is None
 
 
 def test_guards_that_contradict_each_other_refuse_every_call() -> None:

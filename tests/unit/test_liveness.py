@@ -3,9 +3,11 @@
 import timeit
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from aot.runtime import liveness
 from aot.runtime.liveness import Hooks, explain_conduct
 
 
@@ -65,6 +67,35 @@ def test_hooks_of_a_library_are_allowed_while_nobody_asks_for_what_they_collect(
     busy = next(part for part in model.modules() if part._forward_hooks)
     busy.register_forward_hook(hook)
     assert "a forward hook was added to" in (check() or "")
+
+
+def test_a_hook_that_comes_while_another_is_examined_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = a_net()
+    hooks = Hooks(net)
+
+    def is_idle(one: object) -> bool:
+        monkeypatch.setattr(liveness, "is_idle", lambda one: one is idle)
+        net[0].register_forward_hook(hook)  # type: ignore[index]  # another thread, whose part was looked at already
+        return one is idle
+
+    def idle(*args: Any) -> None: ...
+
+    monkeypatch.setattr(liveness, "is_idle", is_idle)
+    net[1].register_forward_hook(idle)  # type: ignore[index]
+    assert [hooks.change(), hooks.change()][-1] == "a forward hook was added to 0 after loading: hook"
+
+
+def test_a_hook_that_comes_while_a_module_is_first_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = a_net()
+    net[0].register_forward_hook(hook)  # type: ignore[index]
+
+    def is_idle(one: object) -> bool:
+        monkeypatch.setattr(liveness, "is_idle", lambda one: False)
+        net[0].register_forward_hook(hook)  # type: ignore[index]
+        return False
+
+    monkeypatch.setattr(liveness, "is_idle", is_idle)
+    assert Hooks(net).change() == "a forward hook was added to 0 after loading: hook"
 
 
 def test_it_takes_microseconds_for_hundreds_of_modules() -> None:

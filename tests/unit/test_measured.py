@@ -57,6 +57,13 @@ def test_candidates_of_another_form_are_passed_over() -> None:
     assert found == {"3": {"mm": 2.0}, "4": {"mm": 2.0}}
 
 
+def test_a_long_list_that_many_kernels_name_is_read_once() -> None:
+    """Else a fact of a few hundred kilobytes keeps `aot show` busy for minutes."""
+    told = {"9": 0, "0": [["mm", 2.0]], **{str(number): 0 for number in range(10, 13)}}
+    found = candidates_of(an_artifact(facts={Measured.CANDIDATES: json.dumps(told)}))
+    assert list(found) == ["0", "9", "10", "11", "12"] and len({id(one) for one in found.values()}) == 1
+
+
 def test_a_contest_is_read_with_all_that_tuning_measured_for_what_was_not_kept() -> None:
     kernel = Kernel(name="mm_1", choice="triton_mm_7", candidates=2, best_us=3.5, next_us=4.0)
     facts = write_candidates([{"triton_mm (num_warps=4)": 3.5, "mm": 4.0}])

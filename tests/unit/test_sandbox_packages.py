@@ -6,7 +6,9 @@ import site
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -117,6 +119,57 @@ def test_neither_home_nor_the_working_directory_nor_tmp_is_shown(
     monkeypatch.chdir(target)
     assert find_packages(["", str(target)]).added == ()
     assert find_packages(["", "/"]).added == ()
+
+
+@pytest.mark.parametrize("variable", ["AOT_DATA_DIR", "AOT_CACHE_DIR"])
+@pytest.mark.parametrize("below", ["", "aot"])
+def test_neither_our_data_nor_our_cache_is_shown(
+    target: Path, monkeypatch: pytest.MonkeyPatch, variable: str, below: str
+) -> None:
+    """Tokens, keys and the sources of other builds lie there."""
+    monkeypatch.setenv(variable, str(target / below))
+    assert find_packages(["", str(target)]).added == ()
+
+
+def test_what_cannot_be_looked_at_is_passed_over(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (target / "loop").symlink_to(target / "loop")
+    (target / "other-1.0.dist-info").mkdir()
+    (target / "other-1.0.dist-info" / "METADATA").symlink_to("/METADATA")
+    closed = installed(tmp_path / "closed" / "deps")
+    look = os.stat
+
+    def stat(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if not isinstance(path, int) and os.fspath(path) == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return look(path, *given, **named)
+
+    monkeypatch.setattr("os.stat", stat)
+    assert find_packages(["", str(closed), str(target)]).shown == (target,)
+
+
+def test_a_process_whose_working_directory_is_gone_has_its_packages(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert find_packages(["", str(target)]).added == (target,)
+
+
+def test_a_package_that_an_import_hook_finds_is_found_by_children_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As installers make them of a checkout that is worked on: the hook lies among the installed packages."""
+    origin = tmp_path / "checkout" / "torch" / "__init__.py"
+
+    class Hook:
+        @staticmethod
+        def find_spec(name: str, path: object, target: object = None) -> ModuleSpec | None:
+            return ModuleSpec(name, None, origin=str(origin)) if name == "torch" else None
+
+    monkeypatch.setattr(sys, "meta_path", [Hook, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert python_path()
 
 
 def test_the_place_that_a_program_was_started_in_is_none(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,31 @@ def test_retention_that_was_not_given_the_time_goes_on_after_the_next_pass_over_
     assert made == ["sweep", retention.SWEEPER_SECONDS, "sweep", retention.SWEEPER_SECONDS, "sweep"]
 
 
+def test_retention_that_failed_does_not_wait_for_its_next_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass is bounded, so that what one thing keeps from an end would fall behind by all that expires in an hour."""
+    times: list[float] = []
+    clock = [0.0]
+
+    class Minutes(Turns):
+        def pause(self, seconds: float) -> None:
+            super().pause(seconds)
+            clock[0] += registry.RETAIN_AGAIN_SECONDS
+
+    def retain(deps: object, *, seconds: float) -> retention.Retained:
+        times.append(clock[0])
+        if len(times) == 1:
+            raise AWAY
+        return retention.Retained()
+
+    monkeypatch.setattr("registry.deps.build_deps", lambda settings: object())
+    monkeypatch.setattr(sweep_service, "sweep", lambda deps: None)
+    monkeypatch.setattr(retention, "retain", retain)
+    monkeypatch.setattr(registry, "Stop", Minutes)
+    monkeypatch.setattr(registry.time, "monotonic", lambda: clock[0])
+    registry.sweep(argparse.Namespace(once=False, every=0.0), Settings.from_environ({"AOT_DATA_DIR": str(tmp_path)}))
+    assert times == [0.0, registry.RETAIN_AGAIN_SECONDS]
+
+
 def test_wrong_settings_end_the_process(sweeping: Any) -> None:
     with pytest.raises(InvalidConfig, match="refuses"):
         sweeping("sweep", REFUSED)

@@ -6,9 +6,11 @@ import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from aot.cache.locks import locked
 from aot.errors import DirectoryInUse, InvalidConfig
 from aot.schema.names import Name
 from worker import app
@@ -121,6 +123,23 @@ def test_a_worker_that_was_killed_leaves_its_name_to_the_next(tmp_path: Path) ->
     assert (tmp_path / "scratch" / "host-7.lock").exists()
     with kept_name(tmp_path, Name("host-8")) as (name, scratch):
         assert name == "host-7" and not scratch.exists()
+
+
+def test_a_worker_that_looks_for_what_others_left_ends_no_other_one_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started at once, one may just look at the lock that the other is about to take."""
+    for hold in (
+        lambda: kept_name(tmp_path, Name("host-8")),
+        lambda: own_scratch(tmp_path / "scratch", Name("host-8")),
+    ):
+        looking = locked(tmp_path / "scratch" / "host-8.lock", wait_seconds=0, remove=True)
+        assert looking.__enter__()
+        ended = lambda seconds, looking=looking: looking.__exit__(None, None, None)  # noqa: E731
+        monkeypatch.setattr("aot.cache.locks.time", SimpleNamespace(sleep=ended, monotonic=lambda: 0.0))
+        with hold():
+            pass
+        monkeypatch.undo()
 
 
 def test_a_name_of_another_host_that_shares_the_directory_is_left_alone(tmp_path: Path) -> None:

@@ -255,6 +255,30 @@ def test_a_profile_of_a_worker_that_lives_ends_the_other_as_soon_as_that_is_seen
     assert pauses.count == 3
 
 
+def test_the_token_of_a_worker_may_not_list_workers_and_need_not(service: Service, pauses: Pauses) -> None:
+    client = client_of(service, token=service.token(Scope.CLAIM))
+
+    def register(number: int) -> None:
+        if number == 3:
+            service.register(a_profile(), worker="worker-1")
+
+    pauses.act = register
+    with pytest.raises(Conflict, match="worker-1"):
+        Presence(client, Name("w"), (OTHER,)).register()
+    assert pauses.count == 3
+    pauses.act = lambda number: None
+    assert Presence(client, Name("w"), (OTHER,)).register().queues
+
+
+def test_a_registry_of_before_tells_such_a_token_nothing_and_is_waited_for(
+    service: Service, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = property(lambda self: {"workers": ["worker-1"]}, lambda self, told: None)
+    monkeypatch.setattr(Conflict, "details", old, raising=False)
+    client = client_of(service, token=service.token(Scope.CLAIM))
+    assert Presence(client, Name("w"), (OTHER,)).register().queues
+
+
 def test_a_registry_that_goes_away_meanwhile_says_nothing_of_a_worker(service: Service, pauses: Pauses) -> None:
     client = client_of(service)
 

@@ -1,7 +1,9 @@
 """Regions: one artifact, each instance on its own weights."""
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -88,3 +90,25 @@ def test_two_bundles_on_one_module_are_unloaded_in_any_order(pair_bundle: Stored
     assert (first.counters["calls"], second.counters["compiled"]) == (0, 2)
     second.unload()
     assert torch.equal(module(x()), (x() * 2 + 2) * 3 + 2)
+
+
+def test_unload_lets_go_of_the_artifact_also_where_another_forward_calls_ours(pair_bundle: StoredBundle) -> None:
+    module = Pair().eval()
+    model = load(pair_bundle, module)
+    ours = module.one.forward
+    module.one.forward = lambda *args: ours(*args)  # type: ignore[method-assign]
+    containers = [weakref.ref(unit._bound.forms[0].variants[0].container) for unit in model._units]
+    assert torch.equal(module(x()), Pair().eval()(x()))
+    model.unload()
+    gc.collect()
+    assert [one() for one in containers] == [None, None]
+    assert torch.equal(module(x()), (x() * 2 + 2) * 3 + 2)
+
+
+def test_a_trace_of_a_module_with_regions_is_that_of_the_eager_module(pair_bundle: StoredBundle) -> None:
+    model = load(pair_bundle, Pair().eval())
+    traced = torch.jit.trace(model.module, (x(),), check_trace=False)
+    assert model.counters["eager"] == 2 and "is tracing" in model.last_miss
+    model.module.one.calls.zero_()
+    model.module.two.calls.zero_()
+    assert torch.equal(traced(x(5) + 7), Pair().eval()(x(5) + 7))

@@ -1,6 +1,7 @@
 """Weights of the live module: bound, replaced, moved, frozen."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aot.bundle import StoredBundle
+from aot.runtime.compiled import CompiledModel
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
 from aot.schema.wire.workers import Outcome
 from tests.integration.compiled_model.scaled import Scaled, load, scaled, was_compiled, x
@@ -204,3 +207,17 @@ def test_a_write_into_weights_is_noticed_by_a_frozen_bundle(frozen: StoredBundle
         before = model.counters["compiled"]
         assert torch.equal(model(x()), x() * scale + 1)
         assert model.counters["compiled"] == before + (scale == 1.5)
+
+
+@pytest.mark.parametrize("bind", [CompiledModel.rebind, CompiledModel.unload])
+def test_what_is_bound_or_let_go_of_while_an_export_is_under_way_is_real(
+    bundle: StoredBundle, bind: Callable[[CompiledModel], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(bundle, scaled())
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        bind(model)
+        gc.collect()
+    assert failed == []
+    assert was_compiled(model) == (bind is CompiledModel.rebind)
