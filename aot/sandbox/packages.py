@@ -135,7 +135,10 @@ def _private_places() -> tuple[Path, ...]:
 
 
 def _holds_packages(place: Path, private: Iterable[Path]) -> bool:
-    if not _may_be_shown(place, private):
+    # What lies within a site-packages of our own is there for a child as well. A package put it on the path when it was
+    # imported, as setuptools does with its vendored ones: who had it imported by then must make no difference.
+    within = any(place != own and place.is_relative_to(own) for own in map(Path, site.getsitepackages()))
+    if within or not _may_be_shown(place, private):
         return False
     names = _list(place)
     return any(name.endswith(".dist-info") for name in names) or any(name in names for name in NEEDED)

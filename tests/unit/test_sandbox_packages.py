@@ -208,6 +208,16 @@ def test_what_this_process_has_is_what_its_children_are_told(target: Path, monke
     assert [bind.host for bind in view_packages()] == [target]
 
 
+def test_what_a_package_has_put_on_the_path_makes_no_difference(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """setuptools adds the place of its vendored packages when it is imported, which torch does at a first compile."""
+    own = target.parent / "site-packages"
+    (own / "setuptools" / "_vendor" / "toy-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(own)])
+    vendored = str(own / "setuptools" / "_vendor")
+    assert find_packages(["", str(own), str(target), vendored]).added == (target,)
+    assert find_packages(["", str(own), vendored]).added == ()
+
+
 def test_no_variable_of_the_parent_is_read(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(target))
     monkeypatch.setenv("PYTHONSTARTUP", "secret")
