@@ -78,12 +78,13 @@ def main() -> int:
     shared = ["--device", options.device, *(["--tiny"] if options.tiny else [])]
     label = label_of(card_host(options.device))
     prove_toolchain(data)
-    run_at_once(options.steps, data, shared, label=label, tests=options.tests, until=min(ending, _after(options.ahead)))
+    ahead = min(ending, time.monotonic() + options.ahead)
+    run_at_once(options.steps, data, shared, label=label, tests=options.tests, until=ahead)
     for step in (one for one in options.steps if not one.of_builds):
         if time.monotonic() >= ending:
             print(f"{step.name}: not begun, the time was over", flush=True)
             continue
-        report(step.name, run_to_end(step.words(data, *shared), data / f"{step.name}.log", until=ending))
+        report(step.name, end_by(begin(step.words(data, *shared), data / f"{step.name}.log"), ending))
     return 0
 
 
@@ -128,10 +129,6 @@ def begin(words: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(words, cwd=ROOT, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def run_to_end(words: Sequence[str], log: Path, *, until: float) -> int:
-    return end_by(begin(words, log), until)
-
-
 def end_by(process: "subprocess.Popen[bytes]", until: float) -> int:
     """Wait for it, and interrupt it when the time is over; return its exit code."""
     try:
@@ -147,10 +144,6 @@ def end_by(process: "subprocess.Popen[bytes]", until: float) -> int:
 
 def report(name: str, code: int) -> None:
     print(f"{time.strftime('%H:%M:%S')} {name}: {'done' if code == 0 else f'ended with {code}'}", flush=True)
-
-
-def _after(seconds: float) -> float:
-    return time.monotonic() + seconds
 
 
 def _parse() -> argparse.Namespace:

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
 from aot.schema.manifest import decode_manifest
-from aot.schema.measured import contest_of
+from aot.schema.measured import contest_of, tuned_kernels
 from benchmarks.checkpoint import write_checkpoint
 from benchmarks.cold_start import compare
 from benchmarks.models import Model
@@ -290,10 +288,9 @@ def built_of(text: str) -> dict[str, Any]:
     manifest = json.loads(text)
     artifacts = manifest["artifacts"]
     kernels = [kernel for artifact in artifacts for kernel in artifact.get("kernels", ())]
-    contests = list(map(contest_of, decode_manifest(text.encode()).artifacts))
-    # Also those that were tuned for a build that was not kept.
-    tuned = [kernel for kernel in kernels if kernel.get("candidates")]
-    tuned += [to_builtins(kernel) for contest in contests if contest for kernel in contest.kernels]
+    decoded = decode_manifest(text.encode()).artifacts
+    contests = list(map(contest_of, decoded))
+    tuned = [kernel for artifact in decoded for kernel in tuned_kernels(artifact)]
     files = {one["digest"]: one["size_bytes"] for artifact in artifacts for one in artifact["files"]}
     return {
         "phases": manifest["compile_report"]["phases"],
@@ -302,7 +299,7 @@ def built_of(text: str) -> dict[str, Any]:
         "artifacts": len(artifacts),
         "kernels": len(kernels),
         "tuned": len(tuned),
-        "reused": sum(bool(kernel.get("reused")) for kernel in tuned),
+        "reused": sum(kernel.reused for kernel in tuned),
         "untuned_kept": sum(bool(contest and contest.kept_untuned) for contest in contests),
         "bundle_bytes": sum(files.values()),
     }

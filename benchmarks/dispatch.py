@@ -32,7 +32,7 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
     try:
         small = build_locally("small", "build", scratch / "small")
-        blocks = build_locally("small", "build_blocks", scratch / "blocks", recipe=REGIONS)
+        blocks = build_locally("blocks", "build32_narrow", scratch / "blocks", recipe=REGIONS)
         report = {
             "host": host(),
             "dispatch": measure_dispatch(small, torch),

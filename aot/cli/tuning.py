@@ -1,5 +1,6 @@
 """What tuning chose for each kernel of an artifact, as people and scripts read it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import structs, to_builtins
@@ -17,9 +18,8 @@ def tuning_lines(artifact: Artifact) -> list[str]:
 
     Where the untuned build was the faster one, those that tuning measured for the other come last.
     """
-    tuned = [kernel for kernel in artifact.kernels if kernel.candidates]
     lines = [f"  tuned {line}" for line in _kernel_lines(artifact)]
-    if others := len(artifact.kernels) - len(tuned):
+    if others := len(artifact.kernels) - len(lines):
         # A pointwise kernel or reduction may have several configurations, which the compiler measures by itself, and
         # coordinate descent goes on from the best. It keeps what it chose, and no times.
         chosen = (
@@ -43,17 +43,15 @@ def tuning_records(artifact: Artifact) -> list[dict[str, Any]]:
     `margin`: the next candidate's time over the best one's; None, as `near_tie`, where one of them was not measured.
     `clocks`, and `times_us` by candidate, where they are known.
     """
-    clocks, candidates = clocks_of(artifact, Measured.TUNING), candidates_of(artifact)
     return [
         {
             **to_builtins(kernel),
-            **({"clocks": to_builtins(clocks[str(number)])} if str(number) in clocks else {}),
-            **({"times_us": candidates[str(number)]} if str(number) in candidates else {}),
+            **({"clocks": to_builtins(clocks)} if clocks is not None else {}),
+            **({"times_us": candidates} if candidates else {}),
             "margin": margin_of(kernel),
             "near_tie": is_near_tie(kernel),
         }
-        for number, kernel in enumerate(artifact.kernels)
-        if kernel.candidates
+        for kernel, clocks, candidates in _tuned(artifact)
     ]
 
 
@@ -67,12 +65,15 @@ def is_near_tie(kernel: Kernel) -> bool | None:
 
 
 def _kernel_lines(artifact: Artifact) -> list[str]:
+    return [f"{kernel.name}: {_words(kernel, clocks, candidates)}" for kernel, clocks, candidates in _tuned(artifact)]
+
+
+def _tuned(artifact: Artifact) -> Iterator[tuple[Kernel, Clocks | None, Candidates]]:
+    """Each tuned kernel with what is known besides: the clocks then, and every candidate's time."""
     clocks, candidates = clocks_of(artifact, Measured.TUNING), candidates_of(artifact)
-    return [
-        f"{kernel.name}: {_words(kernel, clocks.get(str(number)), candidates.get(str(number), {}))}"
-        for number, kernel in enumerate(artifact.kernels)
-        if kernel.candidates
-    ]
+    for number, kernel in enumerate(artifact.kernels):
+        if kernel.candidates:
+            yield kernel, clocks.get(str(number)), candidates.get(str(number), {})
 
 
 def _rejected(artifact: Artifact, contest: Contest) -> Artifact:

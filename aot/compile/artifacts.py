@@ -41,7 +41,7 @@ from aot.runtime.container import Container
 from aot.runtime.fingerprint import fingerprint
 from aot.runtime.process import observe_process
 from aot.runtime.weights import WEIGHTS_FACT, digest_weights
-from aot.schema.artifact import Artifact, ConstantMeta, Coverage, Kernel
+from aot.schema.artifact import Artifact, ConstantMeta, Coverage
 from aot.schema.capability import Capability
 from aot.schema.codec import encode
 from aot.schema.factor import Fingerprint
@@ -76,7 +76,6 @@ class ArtifactMaker:
         self._tree = Path(job.tree) if job.tree else None
         self._planner = UnitPlanner(program, job.recipe.regions, tree=self._tree)
         self._warnings = list(mode_notes(job.recipe, job.profile))
-        self._tuned: list[Kernel] = []  # of all builds, kept or not
 
     def make(self) -> CompileOutcome:
         """Export and compile everything. Raises the families CompileFailed and InvalidSpec."""
@@ -86,7 +85,7 @@ class ArtifactMaker:
         with self._measurements():
             made = list(self._make_all())
         artifacts = tuple(artifact for artifact, _ in made)
-        self._warnings += tell_reused(self._tuned)
+        self._warnings += tell_reused(artifacts)
         return CompileOutcome(
             artifacts=artifacts,
             fingerprint=identity,
@@ -148,7 +147,6 @@ class ArtifactMaker:
 
     def _attempt(self, into: Path, step: str, unit: Unit) -> tuple[Artifact, RegionReport, tuple[Point, ...]]:
         built = self._build(into, step, unit, self._settings)
-        self._tuned += built.package.tuning.kernels
         if built.tuned and self._job.profile.capability.family in CONTESTED:
             built = self._contest(into, step, unit, built)
         ranges = answered_ranges(unit.point, built.described)

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from aot.compile.torch_inductor import Tuning
 from aot.environment.clocks import observe_clocks
-from aot.schema.artifact import Kernel
-from aot.schema.measured import Measured, write_candidates, write_clocks
+from aot.schema.artifact import Artifact
+from aot.schema.measured import Measured, tuned_kernels, write_candidates, write_clocks
 from aot.schema.profile import Profile
 
 
@@ -23,7 +23,8 @@ def tuned_facts(profile: Profile, tuning: Tuning) -> dict[str, str]:
     return found
 
 
-def tell_reused(tuned: Sequence[Kernel]) -> Iterator[str]:
+def tell_reused(artifacts: Sequence[Artifact]) -> Iterator[str]:
     """Say how many kernels were not measured again, where any was not."""
+    tuned = [kernel for artifact in artifacts for kernel in tuned_kernels(artifact)]
     if reused := sum(kernel.reused for kernel in tuned):
         yield f"{reused} of {len(tuned)} tuned kernels as earlier builds have measured them"

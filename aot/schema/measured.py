@@ -107,6 +107,12 @@ def contest_of(artifact: Artifact) -> Contest | None:
         return None
 
 
+def tuned_kernels(artifact: Artifact) -> tuple[Kernel, ...]:
+    """All whose candidates were measured for this artifact, also those of a tuned build that was not kept."""
+    contest = contest_of(artifact)
+    return (*(one for one in artifact.kernels if one.candidates), *(contest.kernels if contest else ()))
+
+
 def clocks_of(artifact: Artifact, name: Measured) -> dict[str, Clocks]:
     return {key: _clocks(value) for key, value in _read(artifact, name).items() if isinstance(value, dict)}
 

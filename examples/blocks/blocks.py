@@ -1,4 +1,7 @@
-"""A stack of equal transformer blocks (width 256, 4 heads), 12 or 24 of them, to show what regions are worth."""
+"""A stack of equal transformer blocks (width 256, 4 heads), 6 to 24 of them, to show what regions are worth.
+
+`build32_narrow` is 32 blocks by themselves that compute next to nothing, for measuring what surrounds them.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +13,22 @@ WIDTH, HEADS, VOCABULARY = 256, 4, 5000
 class Block(nn.Module):
     """Pre-norm attention and feed-forward; (batch, length, width) in and out."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
-        self.norm_attention = nn.LayerNorm(WIDTH)
-        self.norm_feed = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.norm_feed = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, length, _ = hidden.shape
-        heads = self.qkv(self.norm_attention(hidden)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        batch, length, width = hidden.shape
+        heads = self.qkv(self.norm_attention(hidden)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+        hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         return hidden + self.down(functional.gelu(self.up(self.norm_feed(hidden))))
 
 
@@ -64,3 +68,14 @@ def build12() -> dict[str, object]:
 
 def build24() -> dict[str, object]:
     return make(24)
+
+
+def build32_narrow() -> dict[str, object]:
+    """(batch, length, 16) float32 through 32 blocks of two heads."""
+    torch.manual_seed(0)
+    return {
+        "module": nn.Sequential(*(Block(16, 2) for _ in range(32))).eval(),
+        "args": (torch.randn(1, 2, 16),),
+        "dimensions": {"batch": (1, 64)},
+        "dynamic_shapes": {"input": {0: "batch"}},
+    }

@@ -1,12 +1,11 @@
 """The reads of a pod's start: what they find, and in how many statements."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, select, text
+from sqlalchemy import delete, select, text
 
 from aot.errors import BundleNotFound, BundleWithdrawn, StorageUnavailable, Unauthenticated
 from aot.schema.digest import Digest
@@ -21,6 +20,7 @@ from registry.services.callers import REMEMBERED_SECONDS
 from tests.builders import a_profile, a_spec
 from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.service import Service, a_service
+from tests.statements import statements
 
 LINKS = {"links": "true"}
 
@@ -33,25 +33,6 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]
         yield service
 
 
-@contextmanager
-def statements(service: Service) -> Iterator[list[str]]:
-    """What is asked of the database while the block runs."""
-    sent: list[str] = []
-
-    def note(*arguments: Any) -> None:
-        if not arguments[2].startswith("BEGIN"):
-            sent.append(arguments[2])
-
-    engines = (service.deps.sessions.engine, service.deps.sessions.glancing_engine)
-    for engine in engines:
-        event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield sent
-    finally:
-        for engine in engines:
-            event.remove(engine, "before_cursor_execute", note)
-
-
 def test_a_pods_two_requests_are_one_statement_each_and_one_for_its_token(service: Service) -> None:
     bundle = service.published(a_spec()).bundle
     service.call("tag", TagRequest(bundle=bundle), namespace="default", name="mini", tag="latest")
@@ -59,11 +40,11 @@ def test_a_pods_two_requests_are_one_statement_each_and_one_for_its_token(servic
     with statements(service) as sent:
         found = service.call("resolve", token=token, namespace="default", name="mini", target="latest")
     assert [one.digest for one in found.bundles] == [bundle]
-    assert ["FROM tokens" in sql for sql in sent] == [True, False]
+    assert ["FROM tokens" in sql for sql, _ in sent] == [True, False]
     with statements(service) as sent:
         links = service.call("get_download_links", DownloadLinksRequest(), token=token, digest=bundle).links
     assert len(links) > 0
-    assert ["FROM tokens" in sql for sql in sent] == [False]
+    assert ["FROM tokens" in sql for sql, _ in sent] == [False]
 
 
 def test_a_cold_pods_request_is_one_statement_and_has_the_links_too(service: Service) -> None:

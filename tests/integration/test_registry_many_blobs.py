@@ -1,12 +1,9 @@
 """A bundle of thousands of blobs: opening and confirming its uploads takes as many statements as one of a few."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from aot.schema.digest import Digest
 from aot.schema.names import Namespace
@@ -16,6 +13,7 @@ from registry.db.blobs import AT_ONCE
 from registry.db.models import BlobRow, NamespaceBlobRow
 from registry.services import blobs
 from tests.service import Service, a_service
+from tests.statements import statements
 
 DEFAULT = Namespace("default")
 
@@ -26,35 +24,19 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield service
 
 
-@contextmanager
-def counting(service: Service) -> Iterator[list[str]]:
-    """The statements that are run meanwhile."""
-    statements: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(statement)
-
-    engine = service.deps.sessions.engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield statements
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-
-
 def uploaded(service: Service, count: int, *, word: str) -> tuple[list[str], list[str]]:
     """Open, put and confirm so many blobs, and return the statements of opening and of confirming."""
     deps, contents = service.deps, [f"{word} {index}".encode() for index in range(count)]
     wanted = [Blob(digest=Digest.of(content), size_bytes=len(content)) for content in contents]
     now = service.clock()
     arrived = blobs.observe(wanted, deps.store, sessions=deps.sessions, namespace=DEFAULT)
-    with counting(service) as opening, deps.sessions.transaction() as session:
+    with statements(service) as opening, deps.sessions.transaction() as session:
         missing = blobs.open_uploads(wanted, namespace=DEFAULT, arrived=arrived, now=now, session=session)
     assert missing == tuple(wanted)
     for blob, content in zip(wanted, contents, strict=True):
         service.overwrite(blob.digest, content)
     arrived = blobs.observe(wanted, deps.store, sessions=deps.sessions, namespace=DEFAULT)
-    with counting(service) as confirming, deps.sessions.transaction() as session:
+    with statements(service) as confirming, deps.sessions.transaction() as session:
         blobs.confirm(wanted, namespace=DEFAULT, arrived=arrived, now=now, session=session)
     with deps.sessions.reading() as session:
         for blob in wanted:
@@ -62,7 +44,7 @@ def uploaded(service: Service, count: int, *, word: str) -> tuple[list[str], lis
             assert row is not None and view is not None
             assert (row.state, row.size_bytes) == (BlobState.STORED, blob.size_bytes)
             assert row.stored_at is not None and view.stored_at is not None
-    return opening, confirming
+    return [sql for sql, _ in opening], [sql for sql, _ in confirming]
 
 
 def test_statements_grow_with_neither_opened_nor_confirmed_blobs(service: Service) -> None:

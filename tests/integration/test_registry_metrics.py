@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import yaml
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from aot import __version__
 from aot.errors import Forbidden, StorageUnavailable, Unauthenticated
@@ -21,6 +20,7 @@ from registry.api.errors import status_of
 from registry.db.models import BundleRow
 from tests.builders import a_profile, a_spec
 from tests.service import Service, a_service
+from tests.statements import statements
 
 DOCS = Path(__file__).parents[2] / "docs/deploy.md"
 V2 = a_profile("cpu-v2", capability="cpu:x86-64-v2")
@@ -58,21 +58,6 @@ def of(service: Service, profile: str) -> tuple[float, ...]:
     """Queued, running, longest wait and live workers."""
     found = scrape(service)
     return tuple(found[name][profile] for name in OF_PROFILES)
-
-
-@contextmanager
-def statements(service: Service) -> Iterator[list[tuple[str, Any]]]:
-    """What is sent to the database in the block."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(*given: Any) -> None:
-        sent.append(given[2:4])
-
-    for engine in (service.deps.sessions.engine, service.deps.sessions.glancing_engine):
-        event.listen(engine, "before_cursor_execute", note)
-    yield sent
-    for engine in (service.deps.sessions.engine, service.deps.sessions.glancing_engine):
-        event.remove(engine, "before_cursor_execute", note)
 
 
 def test_the_queue_is_counted_by_profile_over_all_namespaces(service: Service) -> None:

@@ -11,6 +11,7 @@ from benchmarks.many_artifacts import clone
 from tests.builders import a_profile, a_spec
 from tests.integration.test_registry_postgres import database_url  # noqa: F401
 from tests.service import Service, a_service
+from tests.statements import statements
 
 FEW, MANY, NAMESPACES = 30, 3000, 7
 
@@ -62,15 +63,13 @@ def steps_of_a_claim(service: Service) -> int:
 
 
 def test_a_claim_makes_postgresql_look_at_few_rows_of_many(tmp_path: Path, database_url: str) -> None:  # noqa: F811
-    sent: list[tuple[str, Any]] = []
     with a_service(tmp_path, database_url=database_url) as service:
         queue(service, MANY)
-        engine = service.deps.sessions.engine
-        event.listen(engine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2:4]))
-        service.claim("cpu-v3")
+        with statements(service) as sent:
+            service.claim("cpu-v3")
         told = [one for one in sent if re.search(r"(FROM|UPDATE) builds", one[0])]
         assert any("WITH RECURSIVE" in statement for statement, _ in told) and len(told) >= 4
-        with engine.connect() as connection:  # never committed
+        with service.deps.sessions.engine.connect() as connection:  # never committed
             for statement, values in told:
                 plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE) {statement}", values)
                 lines = [str(row[0]) for row in plan]

@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from aot.schema.names import Namespace
 from registry.db.builds import live_builds
@@ -16,6 +14,7 @@ from registry.services import fleet, unproven
 from registry.services.sweep import sweep
 from tests.builders import a_manifest, a_profile, a_readable_artifact, a_source, a_spec
 from tests.service import Service, a_service
+from tests.statements import statements
 
 # A walk over builds, unless by an index of those alone that live.
 OF_LIVE = r"INDEX (ix_builds_(live|ready|queued|running)|uq_builds_live_\w+)\b"
@@ -33,22 +32,6 @@ def push(service: Service, name: str) -> None:
     service.push(a_manifest(a_spec(name, source=a_source(name.encode())), artifacts=(a_readable_artifact(),)))
 
 
-@contextmanager
-def asked(service: Service) -> Iterator[list[tuple[str, Any]]]:
-    """The statements that the database is sent, with their parameters."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        sent.append((statement, parameters))
-
-    engine = service.deps.sessions.engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield sent
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-
-
 def walks(service: Service, sent: list[tuple[str, Any]]) -> list[str]:
     """Those that read every build there ever was."""
     with service.deps.sessions.engine.connect() as connection:
@@ -64,7 +47,7 @@ def test_a_listing_asks_once_for_all_bundles_that_wait_for_their_proof(service: 
     counts = []
     for name in ("one", "two", "three"):
         push(service, name)
-        with asked(service) as sent:
+        with statements(service) as sent:
             listed = service.call("search").bundles
         counts.append((len(listed), len(sent)))
         assert {bundle.state for bundle in listed} == {"pending"}
@@ -96,7 +79,7 @@ def test_builds_that_have_ended_are_not_read(service: Service, act: Callable[[Se
     push(service, "one")
     service.submit(a_spec("two", source=a_source(b"two")))
     service.claim("cpu-v3")
-    with asked(service) as sent:
+    with statements(service) as sent:
         act(service)
     assert sent and walks(service, sent) == []
 

@@ -215,6 +215,12 @@ def a_group(place: Path, monkeypatch: pytest.MonkeyPatch, *, neighbour: bool = F
 KILLED, FAILED = "os.kill(os.getpid(), 9)", "sys.exit(3)"
 
 
+def end_in_group(how: str, counted: int, kind: SandboxKind, events: Path) -> ChildExit:
+    """Run a child that ends so, and that has the group count so many processes that memory has cost."""
+    code = f"import os, sys; open(sys.argv[1], 'w').write('oom_kill {counted}\\n'); {how}"
+    return run_python(code, str(events), kind=kind, writable=[events.parent])
+
+
 @EACH_KIND
 @pytest.mark.parametrize("neighbour", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("counted", [0, 1])
@@ -222,9 +228,7 @@ def test_a_kill_is_the_kernels_where_the_cgroup_counts_it(
     counted: int, neighbour: bool, kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child's own end by SIGKILL is evidence, whoever else there is."""
-    events = a_group(tmp_path, monkeypatch, neighbour=neighbour)
-    code = f"import os, sys; open(sys.argv[1], 'w').write('oom_kill {counted}\\n'); {KILLED}"
-    end = run_python(code, str(events), kind=kind, writable=[tmp_path])
+    end = end_in_group(KILLED, counted, kind, a_group(tmp_path, monkeypatch, neighbour=neighbour))
     assert (end.ended_by_kernel, end.ended_in_group) == (bool(counted), False)
     assert end.kind is (ExitKind.OUT_OF_MEMORY if counted else ExitKind.SIGNALED)
 
@@ -235,9 +239,7 @@ def test_a_kill_is_the_kernels_where_the_cgroup_counts_it(
 def test_a_neighbours_end_is_not_taken_for_the_childs(
     counted: int, neighbour: bool, kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = a_group(tmp_path, monkeypatch, neighbour=neighbour)
-    code = f"import os, sys; open(sys.argv[1], 'w').write('oom_kill {counted}\\n'); {FAILED}"
-    end = run_python(code, str(events), kind=kind, writable=[tmp_path])
+    end = end_in_group(FAILED, counted, kind, a_group(tmp_path, monkeypatch, neighbour=neighbour))
     assert (end.kind, end.code) == (ExitKind.EXITED, 3)
     assert end.ended_by_kernel is (bool(counted) and not neighbour)
     assert end.ended_in_group is (bool(counted) and neighbour)

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,12 @@ class CompiledFunction:
     files: tuple[str, ...]
     guards: tuple[ProgramGuard, ...]
     elsewhere: Mapping[str, int]  # guards that are held by something else, by kind and by what
-    kernels: tuple[Kernel, ...]
+    tuning: Tuning
     seconds: float
-    tuning: Tuning = field(default_factory=Tuning)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(self.tuning.kernels)
 
     @property
     def libraries(self) -> tuple[Path, ...]:
@@ -92,7 +95,6 @@ def compile_function(
         files=tuple(files),
         guards=guards.describe(conditions),
         elsewhere=dict(guards.elsewhere),
-        kernels=tuple(tuning.kernels),
         tuning=tuning,
         seconds=time.monotonic() - started,
     )
