@@ -14,6 +14,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
+from urllib3.exceptions import HTTPError  # what boto3 lets through of a body's faults: those of TLS
 
 from aot.errors import AotError, InvalidConfig, StorageUnavailable
 from aot.schema.digest import Digest
@@ -33,7 +34,7 @@ def translated(wish: str) -> Iterator[None]:
         raise InvalidConfig(
             f"could not {wish}: {error}", hint="give the registry credentials for its bucket"
         ) from error
-    except (BotoConnectionError, HTTPClientError, IncompleteReadError, OSError) as error:
+    except (BotoConnectionError, HTTPClientError, IncompleteReadError, HTTPError, OSError) as error:
         raise StorageUnavailable(f"could not {wish}: {error}", hint="check the endpoint in AOT_BLOB_URL") from error
     except BotoCoreError as error:
         raise InvalidConfig(f"could not {wish}: {error}", hint="check AOT_BLOB_URL") from error

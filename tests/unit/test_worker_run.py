@@ -206,8 +206,10 @@ def test_a_lost_lease_stops_the_work_and_leaves_the_build_to_its_new_holder(stan
         stand.service.register(a_profile(), worker="worker-2")
         stand.service.claim("cpu-v3", worker="worker-2", build=stand.build)
 
-    threading.Timer(0.3, lose).start()
+    losing = threading.Timer(0.3, lose)
+    losing.start()
     assert stand.run(Work.wait_until_stopped) is Ended.STOPPED
+    losing.join()  # the first worker may stop between the sweep and the second one's claim
     assert (stand.view().state, stand.view().attempt) == (BuildState.RUNNING, 2)
 
 
