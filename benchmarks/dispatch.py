@@ -2,7 +2,8 @@
 
 `python -m benchmarks.dispatch` builds a small model here, through the pipeline and without a registry, loads it as a
 pod does, and prints microseconds a call and calls a second. Of regions, what each of 32 blocks costs in a call of the
-model, with torch's own call of a module. Writes `benchmarks/results/dispatch-<host>.json`.
+model, with torch's own call of a module. The raw call also by the object's other entry, for one thread and without
+events on a card. Writes `benchmarks/results/dispatch-<host>.json`.
 """
 
 import json
@@ -16,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aot.runtime.bind import device_of
+from aot.runtime.binding import plan_binding
+from aot.runtime.container import Container
 from aot.schema.recipe import Recipe, Regions
 from benchmarks.cold_start import RESULTS, default_label, host
 from benchmarks.local_build import build_locally
@@ -51,19 +55,46 @@ def main() -> int:
 def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:
     """Median microseconds a call over interleaved windows: through the model, and straight into its container."""
     inputs = model.example
-    unit = model.compiled._units[0]
-    container = unit._bound.forms[0].variants[0].container
+    container = model.compiled._units[0]._bound.forms[0].variants[0].container
+    single = single_of(model)
 
     def raw() -> None:
         container.run(inputs)
+
+    def alone() -> None:
+        single.run_single_threaded(inputs)
 
     def whole() -> None:
         model.compiled(*inputs)
 
     with torch.inference_mode():
-        windows = [(window(raw), window(whole)) for _ in range(WINDOWS)]
-    raw_us, whole_us = (statistics.median(column) for column in zip(*windows, strict=True))
-    return {"raw_us": raw_us, "model_us": whole_us, "overhead_us": whole_us - raw_us, "weights": model.weights}
+        windows = [(window(raw), window(whole), window(alone)) for _ in range(WINDOWS)]
+    raw_us, whole_us, single_us = (statistics.median(column) for column in zip(*windows, strict=True))
+    return {
+        "raw_us": raw_us,
+        "model_us": whole_us,
+        "overhead_us": whole_us - raw_us,
+        "single_us": single_us,
+        "weights": model.weights,
+    }
+
+
+def single_of(model: Any) -> Container:
+    """Return a container of one model for the first artifact, bound to the model's tensors."""
+    binder = model.compiled._units[0]._bind
+    artifact = binder._artifacts[0]
+    device = device_of(artifact, model.module)
+    single: Container = binder._opener.open(artifact, device, num_models=1)
+    plan = plan_binding(
+        single.constants,
+        model.module,
+        constants=artifact.constants,
+        lifted=binder._opener.lifted(artifact),
+        device=device,
+    )
+    assert not isinstance(plan, tuple), plan
+    single.bind(plan.tensors)
+    return single
 
 
 def measure_regions(model: Any, torch: Any) -> dict[str, float]:

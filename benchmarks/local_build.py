@@ -1,4 +1,4 @@
-"""Builds an example on this machine, by the pipeline and without a registry, and loads it as a pod would."""
+"""Builds an example on this machine, for its card where it has one, and loads it as a pod would; without a registry."""
 
 import importlib
 import sys
@@ -50,7 +50,7 @@ def build_locally(example: str, function: str, scratch: Path, *, recipe: Recipe 
         on_event=_teller(example),
         should_stop=lambda: None,
     )
-    return _load(example, function, staged.directory, staged.manifest.compile_report)
+    return _load(example, function, staged.directory, staged.manifest.compile_report, _device_of(profile))
 
 
 def compile_locally(example: str, function: str, scratch: Path, *, recipe: Recipe) -> Built:
@@ -75,7 +75,7 @@ def compile_locally(example: str, function: str, scratch: Path, *, recipe: Recip
         provenance=Provenance(),
     )
     stored = write_bundle(scratch / "bundle", manifest=manifest, files=compiled.paths)
-    return _load(example, function, stored.directory, compiled.report)
+    return _load(example, function, stored.directory, compiled.report, _device_of(profile))
 
 
 def _open(example: str, function: str, scratch: Path, recipe: Recipe) -> tuple[Spec, Profile, OpenedSource]:
@@ -91,12 +91,17 @@ def _open(example: str, function: str, scratch: Path, recipe: Recipe) -> tuple[S
     return spec, profile, open_source(spec, packed.paths, into=scratch / "source")
 
 
-def _load(example: str, function: str, bundle: Path, report: CompileReport) -> Built:
+def _device_of(profile: Profile) -> str:
+    return "cpu" if profile.capability.family == "cpu" else "cuda"
+
+
+def _load(example: str, function: str, bundle: Path, report: CompileReport, device: str) -> Built:
     if str(EXAMPLES / example) not in sys.path:
         sys.path.insert(0, str(EXAMPLES / example))
     made = getattr(importlib.import_module(example), function)()
-    compiled = load_bundle(bundle, made["module"], fallback="raise")
-    return Built(compiled, made["module"], made["args"], len(made["module"].state_dict()), report)
+    module, example_inputs = made["module"].to(device), tuple(tensor.to(device) for tensor in made["args"])
+    compiled = load_bundle(bundle, module, fallback="raise")
+    return Built(compiled, module, example_inputs, len(module.state_dict()), report)
 
 
 def _sandbox() -> Bubblewrap | None:

@@ -12,6 +12,9 @@ messages that it recognises as broken.
 And a broker that went away while a build ran: Celery logs that the message could not be acknowledged, goes on with the
 dead connection, and never takes another message, because the one that is not acknowledged fills its window. Here it
 costs a new connection.
+
+And brokers that are looked into, as a directory is: Celery looks once a second, and again for two seconds when it has
+been told to end, at a message that it then takes with it.
 """
 
 import time
@@ -23,6 +26,8 @@ from celery.worker.state import maybe_shutdown
 
 # A user, a password or a right that RabbitMQ does not know yet.
 REFUSED_SECONDS = 2.0
+# Between two looks at a broker that does not call: builds wait for it, and so does who ends a worker.
+LOOK_SECONDS = 0.2
 # What decoding a message raises that is no JSON, or JSON of another shape.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
 
@@ -51,10 +56,12 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
     def connect(self) -> Any:
         """Celery's connection, whose errors are heard: the loop begins with one look at RabbitMQ that drops them."""
         connection = super().connect()
-        if not self.hub:  # the loop of other brokers drops none
-            return connection
         drain = connection.drain_events
+        # The loop of brokers that do not call drops no error.
+        connection.drain_events = self._heard(drain) if self.hub else _looked_for(drain)
+        return connection
 
+    def _heard(self, drain: Callable[..., Any]) -> Callable[..., Any]:
         def drain_events(**options: Any) -> Any:
             try:
                 return drain(**options)
@@ -64,8 +71,7 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
                     self.call_soon(_raise, error)
                 raise
 
-        connection.drain_events = drain_events
-        return connection
+        return drain_events
 
     def on_connection_error_before_connected(self, error: Exception) -> None:
         """Celery's, which tries again at once: it waits for brokers that are away, not for those that refuse."""
@@ -95,6 +101,14 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
                 raise
 
         return settle_or_raise
+
+
+def _looked_for(drain: Callable[..., Any]) -> Callable[..., Any]:
+    def drain_events(**_: Any) -> Any:
+        maybe_shutdown()
+        return drain(timeout=LOOK_SECONDS)
+
+    return drain_events
 
 
 def _raise(error: Exception) -> None:

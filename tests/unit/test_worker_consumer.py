@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
+from celery.worker.consumer import Consumer
 
 from worker import consumer
 from worker.consumer import PatientConsumer
@@ -30,3 +31,34 @@ def test_a_worker_that_is_told_to_end_meanwhile_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(state, "should_stop", 0)  # as SIGTERM sets it
     with pytest.raises(WorkerShutdown):
         refused(5.0, monkeypatch)
+
+
+def connected(hub: object, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[dict[str, Any]]]:
+    """A consumer's connection, and how it was asked for what is there."""
+    asked: list[dict[str, Any]] = []
+    connection = SimpleNamespace(drain_events=lambda **options: asked.append(options))
+    monkeypatch.setattr(Consumer, "connect", lambda self: connection)
+    patient: Any = PatientConsumer.__new__(PatientConsumer)
+    patient.hub, patient.connection_errors = hub, (OSError,)
+    return patient.connect(), asked
+
+
+def test_a_broker_that_does_not_call_is_looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, asked = connected(None, monkeypatch)
+    connection.drain_events(timeout=2.0)  # as Celery's loop does
+    assert asked == [{"timeout": consumer.LOOK_SECONDS}]
+
+
+def test_and_no_more_once_the_worker_was_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery's loop looks once more on its way out, and what it takes then waits for the sweep."""
+    connection, asked = connected(None, monkeypatch)
+    monkeypatch.setattr(state, "should_stop", 0)
+    with pytest.raises(WorkerShutdown):
+        connection.drain_events(timeout=2.0)
+    assert asked == []
+
+
+def test_one_that_calls_is_waited_for_as_celery_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, asked = connected(object(), monkeypatch)
+    connection.drain_events(timeout=2.0)
+    assert asked == [{"timeout": 2.0}]
