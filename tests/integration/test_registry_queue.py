@@ -267,6 +267,7 @@ def test_a_step_of_the_sweeper_that_fails_keeps_no_other_from_its_turn(service: 
     assert (swept.tokens, swept.recorded, swept.expired) == (0, 1, ()), "the rest was done in the pass before"
 
 
+@pytest.mark.embedded("turns SQLite's limit down, which PostgreSQL has not")
 def test_more_builds_than_a_statement_takes_parameters(service: Service) -> None:
     builds = [submit(service, f"many{number}") for number in range(20)]
     reason = "no live worker"
