@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aot.runtime.bind import device_of
-from aot.runtime.binding import plan_binding
 from aot.runtime.container import Container
 from aot.schema.recipe import Recipe, Regions
 from benchmarks.card_host import card_host, label_of
@@ -60,7 +58,7 @@ def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:
     """Median microseconds a call over interleaved windows: through the model, and straight into its container."""
     inputs = model.example
     container = model.compiled._units[0]._bound.forms[0].variants[0].container
-    single = single_of(model)
+    single = single_of(model, container)
 
     def raw() -> None:
         container.run(inputs)
@@ -84,21 +82,12 @@ def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:
     }
 
 
-def single_of(model: Any) -> Container:
-    """Return a container of one model for the first artifact, bound to the model's tensors."""
+def single_of(model: Any, plain: Container) -> Container:
+    """Return a container of one model for the program of `plain`, bound to the same tensors."""
     binder = model.compiled._units[0]._bind
-    artifact = binder._artifacts[0]
-    device = device_of(artifact, model.module)
-    single: Container = binder._opener.open(artifact, device, num_models=1)
-    plan = plan_binding(
-        single.constants,
-        model.module,
-        constants=artifact.constants,
-        lifted=binder._opener.lifted(artifact),
-        device=device,
-    )
-    assert not isinstance(plan, tuple), plan
-    single.bind(plan.tensors)
+    single: Container = binder._opener.open(binder._artifacts[0], plain.device, num_models=1)
+    names = [slot.fqn for slot in single.constants if not slot.folded]
+    single.bind(dict(zip(names, plain._bound._aliases, strict=True)))
     return single
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from aot.errors import BlobPending
@@ -29,6 +29,7 @@ from tests.builders import a_blob, a_profile
 from tests.integration import test_registry_deleting as deletes
 from tests.integration.test_registry_retention import DAY, state_of
 from tests.service import Service
+from tests.statements import plan_of
 
 service = deletes.service  # fixture
 CONTENT = b"opened, and never put"
@@ -296,13 +297,9 @@ def test_bytes_that_came_to_a_place_that_was_held_for_nothing_are_retentions_to_
 def test_held_blobs_are_found_by_their_own_index(service: Service) -> None:
     """Every pass of the sweeper looks for them, among millions of others."""
     with service.deps.sessions.reading() as session:
-        postgresql = service.deps.sessions.shared
-        if postgresql:  # a table of a few rows is read as a whole else
-            session.execute(text("SET LOCAL enable_seqscan = off"))
         sent: list[tuple[str, Any]] = []
         event.listen(session.connection(), "before_cursor_execute", lambda *given: sent.append(given[2:4]))
         assert rows.half_done(session, **holding.stuck(service.clock()), limit=10) == []
-        [(statement, given)] = sent
-        explain = "EXPLAIN" if postgresql else "EXPLAIN QUERY PLAN"
-        plan = session.connection().exec_driver_sql(f"{explain} {statement}", given).all()
-    assert any("ix_blobs_held" in str(row) for row in plan), plan
+        [asked] = sent
+        plan = plan_of(*asked, session.connection())
+    assert any("ix_blobs_held" in line for line in plan), plan

@@ -27,6 +27,7 @@ from tests.builders import (
 from tests.commands import a_shell
 from tests.kernels import GOLDEN
 from tests.service import Service, a_service
+from tests.statements import plan_of
 
 HOST = Capability("cpu:x86-64-v3")
 CODE_OBJECTS = ("add-sm_80.cubin", "dot-sm_90.cubin", "spill-sm_80.cubin", "add-gfx942.hsaco")
@@ -223,8 +224,7 @@ def test_no_listing_sorts_all_that_matches_or_reads_a_manifest(service: Service,
     [(statement, parameters)] = [one for one in seen if "kernels.spill_bytes" in one[0]]
     if engine.dialect.name == "sqlite":
         with engine.connect() as connection:
-            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
-            steps = "\n".join(row[-1] for row in plan)
+            steps = "\n".join(plan_of(statement, parameters, connection))
         assert ("ix_kernels_head" if "text" in query else "ix_bundles_created") in steps.splitlines()[0]
         assert "B-TREE FOR ORDER BY" not in steps
 

@@ -17,10 +17,10 @@ def test_a_file_of_many_tests_does_not_come_before_one_that_was_collected_earlie
     shutil.copy(CONFTEST, tmp_path / "conftest.py")
     (tmp_path / "test_a.py").write_text("def test_build(): pass\n")
     (tmp_path / "test_b.py").write_text("".join(f"def test_{number}(): pass\n" for number in range(3)))
+    # By default it would delete what earlier runs have left, gigabytes at times.
+    own = f"--basetemp={tmp_path / 'inner'}"
     ran = subprocess.run(
-        # A place of its own: by default it would delete what earlier runs have left, gigabytes at times.
-        [sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "loadfile", "-p", "no:cacheprovider"]
-        + [f"--basetemp={tmp_path / 'inner'}"],
+        [sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "loadfile", "-p", "no:cacheprovider", own],
         cwd=tmp_path,
         # Of the plugins that are installed, seconds to import in each of two processes, the one that deals files out.
         env={"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"},
