@@ -178,9 +178,7 @@ class ArtifactMaker:
                 region=unit.region,
                 into=into,
                 scratch=scratch,
-                around_tuning=lambda kernel, candidates: self._progress.phase(
-                    Phase.TUNING, f"{step}; kernel {kernel}, {candidates} candidates"
-                ),
+                around_tuning=lambda what: self._progress.phase(Phase.TUNING, f"{step}; {what}"),
             )
             refuse_second_runtime(read_elf(package.library), self._job.profile)
             wanted = {} if self._job.recipe.freeze else wanted_constants(exported, unit.module)

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from aot.compile.export import Exported, first_lines
-from aot.compile.torch_inductor import Around, Tuning, compile_program, watch_tuning
+from aot.compile.torch_inductor import compile_program
+from aot.compile.torch_tuning import Around, Tuning, watch_tuning
 from aot.errors import AotError, BackendFailed, CompileOutOfMemory, SourceNotExportable
 from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.artifact import Kernel
@@ -54,7 +55,7 @@ def compile_package(
     region: str,
     into: Path,
     scratch: Path,
-    around_tuning: Around = lambda kernel, candidates: nullcontext(),
+    around_tuning: Around = lambda what: nullcontext(),
 ) -> CompiledPackage:
     """Compile `exported` and unpack what a loader needs into `into`; `around_tuning` as in `watch_tuning`.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from aot.compile.torch_inductor import Tuning
+from aot.compile.torch_tuning import Tuning
 from aot.environment.clocks import observe_clocks
 from aot.schema.artifact import Artifact
 from aot.schema.measured import Measured, tuned_kernels, write_candidates, write_clocks

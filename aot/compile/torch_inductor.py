@@ -5,25 +5,14 @@ never correctness, except for the instruction set, whose absence is an error.
 """
 
 import contextlib
-import itertools
 import os
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aot.compile.torch_commands import compiler_commands
-from aot.compile.torch_tuned import measurements_written
-from aot.environment.clocks import ReadClocks, clock_reader
 from aot.errors import BackendFailed
-from aot.schema.artifact import Kernel
 from aot.schema.capability import Capability
-from aot.schema.environment import Clocks
-from aot.schema.measured import Candidates
-
-Around = Callable[[int, int], contextlib.AbstractContextManager[None]]
 
 _REQUIRED = (
     "always_keep_tensor_constants",
@@ -34,7 +23,6 @@ _REQUIRED = (
 )
 
 
-_NUMBER = re.compile(r"_\d+$")
 # Sets above x86-64-v4 by the feature that names them, the larger first (torch/_inductor/cpu_vec_isa.py).
 _LARGER = (("amx_tile", "VecAMX"), ("avx512_vnni", "VecAVX512VNNI"))
 
@@ -128,93 +116,6 @@ def share_headers(shared: Path, headers: Path) -> int:
         with contextlib.suppress(FileExistsError):
             os.symlink(path, headers / path.name)
     return len(found)
-
-
-@dataclass
-class Tuning:
-    """What the autotuner reported, in order of its decisions: each kernel, and the times of all of its candidates.
-
-    And the card's clocks then, None for what it reused.
-    """
-
-    kernels: list[Kernel] = field(default_factory=list)
-    candidates: list[Candidates] = field(default_factory=list)
-    clocks: list[Clocks | None] = field(default_factory=list)
-    read_clocks: ReadClocks = lambda: None
-
-    def note(self, timings: Any, name: str, *, reused: bool = False) -> None:
-        labels = zip(timings, label_candidates(list(timings)), strict=True)
-        ranked = sorted((float(timings[one]), getattr(one, "name", str(one)), label) for one, label in labels)
-        finite = [(ms, choice) for ms, choice, _ in ranked if ms != float("inf")]
-        if not finite:
-            return
-        self.kernels.append(
-            Kernel(
-                name=name,
-                choice=finite[0][1],
-                candidates=len(ranked),
-                best_us=round(finite[0][0] * 1000, 3),
-                next_us=round(finite[1][0] * 1000, 3) if len(finite) > 1 else None,
-                reused=reused,
-            )
-        )
-        self.candidates.append({label: round(ms * 1000, 3) if ms < float("inf") else None for ms, _, label in ranked})
-        self.clocks.append(None if reused else self.read_clocks())
-
-
-def label_candidates(choices: Sequence[Any]) -> list[str]:
-    """Return a name for each candidate of one kernel: what it is, and what of its configuration not all of them have.
-
-    Inductor numbers candidates through the whole graph, so by those names equal kernels have no candidate in common.
-    """
-    described = [str(getattr(choice, "description", "") or "") for choice in choices]
-    shared = set.intersection(*[set(one.split(", ")) for one in described if one] or [set()])
-    labels: list[str] = []
-    for choice, description in zip(choices, described, strict=True):
-        name = str(getattr(choice, "name", choice))
-        own = ", ".join(part for part in description.split(", ") if part and part not in shared)
-        label = f"{_NUMBER.sub('', name)} ({own})" if own else name
-        labels.append(name if label in labels else label)
-    return labels
-
-
-@contextlib.contextmanager
-def watch_tuning(around: Around = lambda kernel, candidates: contextlib.nullcontext()) -> Iterator[Tuning]:
-    """Collect what max-autotune measures inside the block; `around` is entered while one kernel is tuned.
-
-    It is given the kernel's number, from 1, and how many candidates are compared.
-    """
-    from torch._inductor import select_algorithm
-
-    whole, current, begun = contextlib.ExitStack(), contextlib.ExitStack(), itertools.count(1)
-    tuning = Tuning(read_clocks=whole.enter_context(clock_reader()))
-    before: list[int] = []
-
-    def begin(choices: list[Any]) -> list[Any]:
-        # Called for every kernel that could be tuned. A failed one has no end, so the next begins after it.
-        current.close()
-        before[:] = [measurements_written()]
-        if len(choices) > 1:
-            current.enter_context(around(next(begun), len(choices)))
-        return choices
-
-    def end(*reported: Any) -> None:
-        # Five arguments in some releases, six in others: a wrong count fails the build.
-        current.close()
-        tuning.note(reported[0], str(reported[1]), reused=before == [measurements_written()])
-
-    told = hasattr(select_algorithm, "add_preprocessing_fn") and hasattr(select_algorithm, "clear_preprocessing_fns")
-    if told:
-        select_algorithm.add_preprocessing_fn(begin)
-    select_algorithm.add_feedback_saver(end)
-    try:
-        yield tuning
-    finally:
-        current.close()
-        whole.close()
-        select_algorithm.clear_feedback_savers()
-        if told:
-            select_algorithm.clear_preprocessing_fns()
 
 
 def compile_program(program: Any, package: Path, settings: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from aot.compile.inductor import LIBRARY, CompiledPackage
 from aot.compile.job import CompileJob
 from aot.compile.program import open_factory
 from aot.compile.shapes import plan_points
-from aot.compile.torch_inductor import Tuning
+from aot.compile.torch_tuning import Tuning
 from aot.compile.units import Unit
 from aot.errors import BackendFailed
 from aot.schema.artifact import Artifact, Kernel

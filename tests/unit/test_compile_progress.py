@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
+from typing import Any, cast
 
 import pytest
 
@@ -50,39 +52,125 @@ def test_seconds_of_a_phase_are_its_own() -> None:
 
 
 @pytest.mark.torch
-def test_each_kernel_is_told_while_it_is_tuned_and_also_after_one_that_failed() -> None:
+def test_each_kernel_is_told_while_it_is_compared_and_not_while_it_waits_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch._inductor import select_algorithm
 
-    from aot.compile.torch_inductor import watch_tuning
+    from aot.compile.torch_tuning import watch_tuning
 
     told: list[str] = []
 
     @contextmanager
-    def around(kernel: int, candidates: int) -> Iterator[None]:
-        told.append(f"{kernel} of {candidates} begins")
+    def around(what: str) -> Iterator[None]:
+        told.append(f"{what} begins")
         try:
             yield
         finally:
-            told.append(f"{kernel} ends")
+            told.append(f"{what} ends")
 
     one, other = Choice("one"), Choice("other")
+    saver: list[Any] = []
+
+    def compare(cache: object, name: str, nodes: Any, layout: Any, inputs: Any, key: str, choices: Any) -> str:
+        told.append(f"{key} of {len(choices)} compared")
+        if key == "fails":
+            raise RuntimeError("no candidate runs")
+        saver[0]({choice: 0.001 * (2 - at) for at, choice in enumerate(choices)}, name, [], [], None, {})
+        return key
+
+    selector = select_algorithm.AlgorithmSelectorCache
+    monkeypatch.setattr(selector, "do_autotuning", compare)
     cache = select_algorithm.get_algorithm_selector_cache()
+
+    def ask(key: str, *choices: Choice) -> str:
+        return cast("str", cache.do_autotuning("mm", [], None, None, key, list(choices)))
+
     with watch_tuning(around) as tuning:
-        (begin,), (end,) = cache.preprocessing_fns[-1:], cache.feedback_saver_fns
-        begin([one])  # nothing to compare
-        begin([one, other, other])  # fails, so nothing is reported
-        begin([one, other])
-        end({one: 0.002, other: 0.001}, "mm", [], [], None, {})
-        begin([one, other])
-    assert told == ["1 of 3 begins", "1 ends", "2 of 2 begins", "2 ends", "3 of 2 begins", "3 ends"]
-    assert [(kernel.name, kernel.choice, kernel.candidates) for kernel in tuning.kernels] == [("mm", "other", 2)]
-    assert begin not in cache.preprocessing_fns
+        saver += cache.feedback_saver_fns
+        # A card's products are listed while the graph is lowered, long before they are compared.
+        for choose in cache.preprocessing_fns:
+            choose([one, other])
+        assert not told
+        assert ask("alone", one) == "alone"
+        with pytest.raises(RuntimeError, match="no candidate runs"):
+            ask("fails", one, other, other)
+        assert ask("third", one, other) == "third"
+        # Inductor's own threads compare too where it is told to; what they do is no phase of the build.
+        elsewhere = Thread(target=ask, args=("elsewhere", one, other))
+        elsewhere.start()
+        elsewhere.join()
+    assert told == [
+        "alone of 1 compared",
+        "kernel 1, 3 candidates begins",
+        "fails of 3 compared",
+        "kernel 1, 3 candidates ends",
+        "kernel 2, 2 candidates begins",
+        "third of 2 compared",
+        "kernel 2, 2 candidates ends",
+        "elsewhere of 2 compared",
+    ]
+    assert [(kernel.choice, kernel.candidates) for kernel in tuning.kernels] == [("one", 1), ("other", 2), ("other", 2)]
     assert cache.feedback_saver_fns == []
+    assert selector.do_autotuning is compare
+
+
+@pytest.mark.torch
+def test_a_kernel_is_reused_when_an_earlier_build_measured_it_and_not_when_this_one_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import select_algorithm
+
+    from aot.compile import torch_tuning
+
+    written = [1]
+    monkeypatch.setattr(torch_tuning, "measurements_written", lambda: written[-1])
+    one, other = Choice("one"), Choice("other")
+    saver: list[Any] = []
+
+    def compare(cache: object, name: str, nodes: Any, layout: Any, inputs: Any, key: str, choices: Any) -> None:
+        if key == "new" and len(written) == 1:
+            written.append(2)
+        saver[0]({one: 0.002, other: 0.001}, name, [], [], None, {})
+
+    monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "do_autotuning", compare)
+    cache = select_algorithm.get_algorithm_selector_cache()
+    with torch_tuning.watch_tuning() as tuning:
+        saver += cache.feedback_saver_fns
+        for key in ("old", "new", "old", "new"):
+            cache.do_autotuning("mm", [], None, None, key, [one, other])
+    assert [kernel.reused for kernel in tuning.kernels] == [True, False, True, False]
+
+
+@pytest.mark.torch
+def test_the_search_for_a_generated_kernels_configuration_is_tuning_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    from aot.compile.torch_tuning import watch_tuning
+
+    told: list[str] = []
+
+    @contextmanager
+    def around(what: str) -> Iterator[None]:
+        told.append(what)
+        yield
+        told.append("ends")
+
+    autotuner = CachingAutotuner.__new__(CachingAutotuner)
+    autotuner.inductor_meta = {"kernel_name": "triton_red_fused_sum_0"}
+    monkeypatch.setattr(CachingAutotuner, "autotune_to_one_config", lambda self, *args: told.append("measured"))
+    monkeypatch.setattr(CachingAutotuner, "_coordinate_descent_tuning", lambda self, launcher: launcher)
+    with watch_tuning(around):
+        autotuner.autotune_to_one_config(1, 2)
+        assert autotuner._coordinate_descent_tuning("found") == "found"
+    autotuner.autotune_to_one_config()
+    name = "configuration of triton_red_fused_sum_0"
+    assert told == [name, "measured", "ends", name, "ends", "measured"]
 
 
 @pytest.mark.torch
 def test_a_kernel_has_the_clocks_at_which_it_was_measured_and_none_where_it_was_not() -> None:
-    from aot.compile.torch_inductor import Tuning
+    from aot.compile.torch_tuning import Tuning
 
     told = iter([Clocks(sm_mhz=1980), Clocks(sm_mhz=1755)])
     tuning = Tuning(read_clocks=lambda: next(told))
@@ -93,7 +181,7 @@ def test_a_kernel_has_the_clocks_at_which_it_was_measured_and_none_where_it_was_
 
 
 def test_every_candidate_has_its_time_by_a_name_that_equal_kernels_share() -> None:
-    from aot.compile.torch_inductor import Tuning
+    from aot.compile.torch_tuning import Tuning
 
     tuning = Tuning()
     for number in (0, 3):
@@ -112,7 +200,7 @@ def test_every_candidate_has_its_time_by_a_name_that_equal_kernels_share() -> No
 
 
 def test_candidates_that_are_configured_alike_keep_their_own_names() -> None:
-    from aot.compile.torch_inductor import label_candidates
+    from aot.compile.torch_tuning import label_candidates
 
     same = "BLOCK_M=8, num_warps=4"
     assert label_candidates([Choice("cpp_gemm_0"), Choice("mm")]) == ["cpp_gemm_0", "mm"]

@@ -19,7 +19,8 @@ from aot.compile.function.guards import GuardLog
 from aot.compile.inductor import translate_failure
 from aot.compile.program import Example, source_frame
 from aot.compile.shapes import Point
-from aot.compile.torch_inductor import Around, Tuning, known_options, watch_tuning
+from aot.compile.torch_inductor import known_options
+from aot.compile.torch_tuning import Around, Tuning, watch_tuning
 from aot.errors import AotError, SourceNotExportable
 from aot.runtime.fingerprint import code_in_fingerprint
 from aot.runtime.function import FUNCTION_FILE, LIBRARIES
@@ -74,7 +75,7 @@ def compile_function(
     *,
     into: Path,
     tree: Path | None,
-    around_tuning: Around = lambda kernel, candidates: nullcontext(),
+    around_tuning: Around = lambda what: nullcontext(),
 ) -> CompiledFunction:
     """Compile `module` as it is called at `point`, and write what a loader needs into `into`.
 

@@ -96,9 +96,7 @@ class FunctionMaker:
                 self._settings,
                 into=into,
                 tree=self._tree,
-                around_tuning=lambda kernel, candidates: self._progress.phase(
-                    Phase.TUNING, f"{step}; kernel {kernel}, {candidates} candidates"
-                ),
+                around_tuning=lambda what: self._progress.phase(Phase.TUNING, f"{step}; {what}"),
             )
         constants = tuple(msgspec.structs.replace(one, mutated=one.name in seen.tensors) for one in parameters)
         artifact = self._record(point, described, function, constants)
