@@ -14,7 +14,7 @@ import msgspec
 
 from aot.capture.processes import world_size_of
 from aot.capture.roots import variables_of
-from aot.environment.assembler import ASSEMBLER, find_assembler
+from aot.environment.assembler import ASSEMBLER, LINE_INFO, find_assembler
 from aot.schema.capability import CPU_X86_LEVELS, Capability
 from aot.schema.environment import Environment, ProcessFacts
 from aot.schema.targets import level_features
@@ -26,7 +26,6 @@ _LEVELS = {"default": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 # What Inductor looks for beyond a level, as /proc/cpuinfo spells it (torch/_inductor/cpu_vec_isa.py).
 _BEYOND = ("amx_tile", "amx_fp16", "avx512_bf16", "avx512_vnni", "asimd", "bf16", "sve")
 _UNKNOWN = "unknown"
-LINE_INFO = "TRITON_DISABLE_LINE_INFO"  # triton/knobs.py; part of Triton's key
 # What a bundle says of the assembler that its kernels were made with, which is no path; without it, Triton's was.
 ASSEMBLED, TORCHS, OWN = "assembler", "torch's", "the command's own"
 OF_KERNELS = (LINE_INFO, ASSEMBLED)

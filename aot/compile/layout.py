@@ -17,7 +17,7 @@ from aot.compile.options import host_limits
 from aot.compile.toolchain import SEARCH_PATH
 from aot.compile.tuned import TUNING_FILE
 from aot.config import whole_environ
-from aot.environment.assembler import ASSEMBLER, find_assembler
+from aot.environment.assembler import ASSEMBLER, LINE_INFO, find_assembler
 from aot.environment.cards import card_variables
 from aot.sandbox import Bind, BindMode, find_packages, python_path
 from aot.schema.profile import Profile
@@ -116,7 +116,7 @@ class Layout:
         path.chmod(0o755)
 
     def environment(self, recipe: Recipe, profile: Profile) -> Mapping[str, str]:
-        """The child's whole environment: what the recipe sets, under what a build needs."""
+        """The child's whole environment: what the recipe sets, under what a build needs and over what it prefers."""
         build = self.inside("build")
         needed = {
             "PATH": f"{self.inside('job/bin')}:{SEARCH_PATH}",
@@ -131,7 +131,10 @@ class Layout:
         }
         if profile.threads is not None:
             needed["OMP_NUM_THREADS"] = str(profile.threads)
+        preferred = {}
         if profile.capability.family != "cpu":
+            # A recipe may ask for lines, for a profiler. Without them a product's cubin has 14 KB instead of 36.
+            preferred[LINE_INFO] = "1"
             # Where container runtimes put the driver's libraries when the image's loader does not know of them.
             needed["LD_LIBRARY_PATH"] = ":".join(place for place in _DRIVER_PLACES if Path(place).is_dir())
             if wants_multi_arch(recipe) and (toolkit := find_toolkit()):
@@ -142,7 +145,7 @@ class Layout:
         else:
             # A pool of compile processes pays off for Triton only.
             needed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", **host_limits(profile)}
-        return {**recipe.environment, **needed}
+        return {**preferred, **recipe.environment, **needed}
 
 
 def package_place() -> Path:

@@ -1,10 +1,13 @@
-"""The assembler of torch's own wheel, which everything that compiles for an NVIDIA card is told to take."""
+"""What everything that compiles for an NVIDIA card is told: to take torch's assembler, and to leave lines out."""
 
 import os
 from importlib.util import find_spec
 from pathlib import Path
 
 ASSEMBLER = "TRITON_PTXAS_PATH"
+# triton/knobs.py. Line information names the file that a kernel's source lay in, which Triton's key leaves out: one
+# text in two files is one entry of its cache, with the bytes of who wrote last.
+LINE_INFO = "TRITON_DISABLE_LINE_INFO"
 
 
 def find_assembler() -> Path | None:

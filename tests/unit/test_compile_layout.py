@@ -117,6 +117,15 @@ def test_all_processes_of_a_gpu_build_take_the_assembler_that_torch_brings(
     assert "TRITON_PTXAS_PATH" not in a_layout(tmp_path).environment(Recipe(), a_profile())
 
 
+def test_kernels_of_a_gpu_build_have_no_lines_unless_the_recipe_asks_for_them(tmp_path: Path) -> None:
+    """Lines name files of the builder, and make one kernel's bytes differ by where its source lay."""
+    profile = a_profile(capability="cuda:sm_90", device=a_device())
+    wanted = Recipe(environment={"TRITON_DISABLE_LINE_INFO": "0"})
+    assert a_layout(tmp_path).environment(Recipe(), profile)["TRITON_DISABLE_LINE_INFO"] == "1"
+    assert a_layout(tmp_path).environment(wanted, profile)["TRITON_DISABLE_LINE_INFO"] == "0"
+    assert "TRITON_DISABLE_LINE_INFO" not in a_layout(tmp_path).environment(Recipe(), a_profile())
+
+
 def test_a_gpu_build_runs_on_the_card_that_its_worker_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

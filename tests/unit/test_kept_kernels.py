@@ -28,6 +28,7 @@ from aot.schema.capability import Capability
 from aot.schema.codec import encode
 from aot.schema.digest import Digest
 from tests.builders import a_gpu_profile, altered
+from tests.kernels import GOLDEN
 
 TEXT = """#loc = loc("/build/cache/kl/ckl.py":18:0)
 #loc1 = loc(unknown)
@@ -295,15 +296,25 @@ def test_a_kernel_that_its_text_alone_does_not_make_is_not_kept(
         collect_kept(packaged(tmp_path), tmp_path / "cache" / "triton")
 
 
-def test_a_build_whose_kernels_are_not_in_the_cache_goes_on_and_says_so(
+def test_a_build_whose_kernels_are_not_in_the_cache_goes_on_and_says_so(tmp_path: Path) -> None:
+    job = CompileJob(profile=a_gpu_profile(), out=str(tmp_path), build=str(tmp_path))
+    cubins = packaged(tmp_path, (GOLDEN / "add-sm_90.cubin").read_bytes())
+    for others in range(2):
+        kept, why = keep_kernels(cubins, tmp_path, job)
+        assert kept is None
+        assert why.startswith("nothing is kept for other cards: ") and "lack cubin/c1.cubin" in why
+        # The same kernel with other bytes is what two processes leave that compile it from two files.
+        assert f"and {others} other(s) of the kernel add_kernel" in why
+        place = a_cache(tmp_path, b"other")
+        (place / "add.cubin").rename(place / "add_kernel.cubin")
+
+
+def test_what_is_kept_is_written_and_names_no_place_of_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = CompileJob(profile=a_gpu_profile(), out=str(tmp_path), build=str(tmp_path))
     assert keep_kernels({}, tmp_path, job) == (None, "")
     assert keep_kernels({"cubin/c1.fatbin": tmp_path}, tmp_path, job) == (None, "")
-    kept, why = keep_kernels(packaged(tmp_path), tmp_path, job)
-    assert kept is None
-    assert why.startswith("nothing is kept for other cards: ") and "lack cubin/c1.cubin" in why
     place = a_cache(tmp_path)
     kept, why = keep_kernels(packaged(tmp_path), tmp_path, job)
     assert kept is not None and (kept.path, why) == (KEPT_FILE, "")

@@ -19,6 +19,7 @@ from aot.bundle.hashing import blob_of
 from aot.compile.job import CompileJob
 from aot.compile.kernels.locations import strip_locations
 from aot.errors import MalformedDocument
+from aot.facts import read_cubin
 from aot.schema.codec import Document, always, convert, decode, encode
 from aot.schema.digest import Digest
 from aot.schema.spec import File
@@ -189,7 +190,7 @@ def collect_kept(cubins: Mapping[str, Path], cache: Path, *, places: Sequence[st
     for path, place in sorted(cubins.items()):
         origin = found.get(blob_of(place).digest)
         if origin is None:
-            raise _malformed(f"lack {path}: Triton's cache has no such bytes")
+            raise _malformed(f"lack {path}: {_missing(place, cache)}")
         release, kernel = _read(path, origin)
         if told := [named for named in places if named in kernel.ttir]:
             raise _malformed(f"would hold a path of the build: {kernel.name} names {told[0]}")
@@ -198,6 +199,13 @@ def collect_kept(cubins: Mapping[str, Path], cache: Path, *, places: Sequence[st
     if len(releases) != 1:
         raise _malformed(f"are of {len(releases)} releases of Triton")
     return KeptKernels(triton=releases.pop(), kernels=tuple(kernels))
+
+
+def _missing(cubin: Path, cache: Path) -> str:
+    """What Triton's `cache` has instead of the bytes of `cubin`."""
+    names = set(read_cubin(cubin).kernels)
+    others = sum(path.stem in names for path in cache.glob("*/*.cubin"))
+    return f"Triton's cache has no such bytes, and {others} other(s) of the kernel {', '.join(sorted(names))}"
 
 
 def keep_kernels(cubins: Mapping[str, Path], directory: Path, job: CompileJob) -> tuple[File | None, str]:
