@@ -127,7 +127,11 @@ def _import_compiler(profile: Profile) -> None:
             f"profile {profile.name} is for torch {profile.toolchain.torch}, this is {torch.__version__}",
             hint="register the worker again: its torch has changed",
         )
-    from aot.compile import artifacts, torch_inductor  # noqa: F401
+    from aot.compile import torch_inductor
+
+    if profile.capability.family != "cpu":
+        torch_inductor.start_workers()
+    from aot.compile import artifacts  # noqa: F401
 
     torch_inductor.load_compiler()
 

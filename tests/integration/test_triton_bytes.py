@@ -1,4 +1,4 @@
-"""Why kernels have no line information, with the real Triton and without a card: equal text has equal bytes anywhere."""
+"""Why kernels have no line information, with the real Triton and without a card: equal text has equal bytes."""
 
 import subprocess
 import sys
