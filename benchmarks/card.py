@@ -24,6 +24,7 @@ Rows, most wanted first; each has an eager baseline of its own, taken in turn wi
     package      torch's own loader of packages compiled with the same options; its build takes minutes
     aot-compile  a function that torch.compile wrote with its guards
     second-build of decoder and resnet50: tuning's seconds that are saved after one layer's width was changed
+    load         what each step of `aot.load` takes
     regions      of decoder-32 and dit: whole and regions in mode default, seconds of the compile, and calls
     regions-tuned the same in the mode of --mode, in which blocks that are equal share their tuning on either way
 """
@@ -43,6 +44,7 @@ from typing import Any
 from benchmarks.card_bytecode import BYTECODE, measure_bytecode
 from benchmarks.card_captured import CAPTURED, measure_captured
 from benchmarks.card_host import card_host, label_of, run_tests
+from benchmarks.card_load import LOAD, measure_load
 from benchmarks.card_regions import OF_REGIONS, REGIONS, measure_regions
 from benchmarks.card_rows import ROWS, Bench, NotReached, measure_row
 from benchmarks.card_width import SECOND, SPACES, measure_width
@@ -106,6 +108,7 @@ def build_all(bench: Bench) -> int:
 def plan(models: list[str], rows: list[str]) -> list[tuple[str, str]]:
     """Every row of a model before the next model; then second builds; regions last, of models that have the blocks."""
     taken = [(name, row) for name in models if name in CARD for row in STARTED if row in rows]
+    taken += [(name, LOAD) for name in models if name in CARD and LOAD in rows]
     taken += [(name, SECOND) for name in CHANGED if SECOND in rows and name in models]
     return taken + [(name, row) for row in OF_REGIONS for name in DEEP if row in rows and name in models]
 
@@ -139,6 +142,8 @@ def take(
         match row:
             case "regions" | "regions-tuned":
                 found = measure_regions(bench, DEEP[name], mode)
+            case "load":
+                found = measure_load(bench, CARD[name])
             case "second-build":
                 found = measure_width(bench, CARD[name])
             case "captured":
@@ -207,8 +212,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only-build", action="store_true", help="build what `ours` starts for a later call on --data")
     parser.add_argument("--no-tests", dest="tests", action="store_false")
     options = parser.parse_args()
-    if unknown := [one for one in options.rows if one not in (*STARTED, SECOND, *OF_REGIONS)]:
-        parser.error(f"wanted some of {', '.join((*STARTED, SECOND, *OF_REGIONS))}, found {unknown[0]!r}")
+    if unknown := [one for one in options.rows if one not in (*STARTED, LOAD, SECOND, *OF_REGIONS)]:
+        parser.error(f"wanted some of {', '.join((*STARTED, LOAD, SECOND, *OF_REGIONS))}, found {unknown[0]!r}")
     if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
         parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
     if unknown := [one for one in _words(options.batches) if one not in BATCHES]:

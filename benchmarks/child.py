@@ -33,12 +33,20 @@ def main() -> None:
     marks["model"] = time.perf_counter()
     # Export and guarded traces are made outside of inference mode, as a build makes them, and guards remember that.
     with torch.inference_mode(options.route not in GRADLESS), torch.no_grad():
+        steps = _begin_steps() if options.steps else None
         run = take_route(options, module)
+        if steps:
+            steps.leave()
+            steps.enter("first call")
         marks["load"] = time.perf_counter()
         output = run(*inputs)
         float(output.sum())
         marks["call"] = time.perf_counter()
-        _say("first-output", seconds=_spans(marks), cpu_seconds=time.thread_time(), modules=_compiler_modules())
+        if steps:
+            steps.leave()
+        told = {"steps": steps.wall} if steps else {}
+        cpu_seconds = time.thread_time()
+        _say("first-output", seconds=_spans(marks), cpu_seconds=cpu_seconds, modules=_compiler_modules(), **told)
         speeds = [_measure_at(batch, run, inputs_of(batch), options) for batch in batches if options.measure]
         if options.every_batch and not options.measure:
             for batch in batches[1:]:
@@ -71,9 +79,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--every-batch", action="store_true")
+    parser.add_argument("--steps", action="store_true", help="tell what each step of `aot.load` took")
     parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--batches", type=lambda text: tuple(int(one) for one in text.split(",")), default=())
     return parser.parse_args()
+
+
+def _begin_steps() -> Any:
+    from benchmarks.load_profile import begin_steps  # only here: it imports more than a start does
+
+    return begin_steps()
 
 
 def _make_model(options: argparse.Namespace) -> tuple[Any, Callable[[int], tuple[Any, ...]]]:

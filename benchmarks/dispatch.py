@@ -3,9 +3,10 @@
 `python -m benchmarks.dispatch` builds a small model here, through the pipeline and without a registry, loads it as a
 pod does, and prints microseconds a call and calls a second. Of regions, what each of 32 blocks costs in a call of the
 model, with torch's own call of a module. The raw call also by the object's other entry, for one thread and without
-events on a card. Writes `benchmarks/results/dispatch-<host>.json`.
+events on a card. Writes `benchmarks/results/dispatch-<host>.json`; with `--only NAME ...` prints those alone.
 """
 
+import argparse
 import json
 import shutil
 import statistics
@@ -18,40 +19,57 @@ from pathlib import Path
 from typing import Any
 
 from aot.runtime.container import Container
-from aot.schema.recipe import Recipe, Regions
+from aot.schema.recipe import Mode, Recipe, Regions
 from benchmarks.card_host import card_host, label_of
 from benchmarks.cold_start import RESULTS, default_label, host
 from benchmarks.local_build import build_locally
 
 WINDOWS, WINDOW_CALLS = 15, 2000
-REGIONS = Recipe(regions=Regions.AUTO)
+# A call costs the same whatever the kernels are, and tuning them would take most of the time on a card.
+WHOLE = Recipe(mode=Mode.DEFAULT)
+REGIONS = Recipe(mode=Mode.DEFAULT, regions=Regions.AUTO)
+NAMES = ("dispatch", "dispatch_deep", "regions", "threads")
 SECONDS = 2.0
 
 
 def main() -> int:
     import torch
 
+    wanted = _parse().only
     torch.set_num_threads(1)
     on_card = torch.cuda.is_available()
     about = card_host("cuda") if on_card else host()
     label = label_of(about) if on_card else default_label()
     scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
     try:
-        small = build_locally("small", "build", scratch / "small")
-        blocks = build_locally("blocks", "build32_narrow", scratch / "blocks", recipe=REGIONS)
-        report = {
-            "host": about,
-            "dispatch": measure_dispatch(small, torch),
-            "dispatch_deep": measure_dispatch(build_locally("small", "build_deep", scratch / "deep"), torch),
-            "regions": measure_regions(blocks, torch),
-            "threads": measure_threads(build_locally("small", "build_wide", scratch / "wide"), torch),
-        }
+        found = {name: _measure(name, scratch / name, torch) for name in NAMES if name in wanted}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"dispatch-{label}.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps({name: figures for name, figures in report.items() if name != "host"}, indent=2))
+    if len(found) == len(NAMES):
+        RESULTS.mkdir(exist_ok=True)
+        report = {"host": about, **found}
+        (RESULTS / f"dispatch-{label}.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
     return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    return parser.parse_args()
+
+
+def _measure(name: str, scratch: Path, torch: Any) -> dict[str, float]:
+    """Build what `name` measures, and measure it."""
+    match name:
+        case "dispatch":
+            return measure_dispatch(build_locally("small", "build", scratch, recipe=WHOLE), torch)
+        case "dispatch_deep":
+            return measure_dispatch(build_locally("small", "build_deep", scratch, recipe=WHOLE), torch)
+        case "regions":
+            return measure_regions(build_locally("blocks", "build32_narrow", scratch, recipe=REGIONS), torch)
+        case _:
+            return measure_threads(build_locally("small", "build_wide", scratch, recipe=WHOLE), torch)
 
 
 def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:

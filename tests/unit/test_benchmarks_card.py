@@ -177,6 +177,7 @@ def test_models_come_one_after_the_other_and_regions_last() -> None:
     ]
     assert ("decoder-32", "regions") in card.plan(["decoder-32"], ["regions"])
     assert card.plan(["decoder", "vit"], ["ours", "second-build"])[-1] == ("decoder", "second-build")
+    assert card.plan(["decoder", "vit"], ["load", "ours"])[-2:] == [("decoder", "load"), ("vit", "load")]
 
 
 def test_a_row_that_fails_or_has_no_time_is_listed_and_forgotten_once_it_is_measured(
