@@ -36,8 +36,7 @@ def main() -> None:
         steps = _begin_steps() if options.steps else None
         run = take_route(options, module)
         if steps:
-            steps.leave()
-            steps.enter("first call")
+            steps.begin_call()
         marks["load"] = time.perf_counter()
         output = run(*inputs)
         float(output.sum())

@@ -25,7 +25,7 @@ from benchmarks.cold_start import RESULTS, default_label, host
 from benchmarks.local_build import build_locally
 
 WINDOWS, WINDOW_CALLS = 15, 2000
-# A call costs the same whatever the kernels are, and tuning them would take most of the time on a card.
+# What a call of compiled code costs: a mode with graphs would replay those on a card, and tuning take most of the time.
 WHOLE = Recipe(mode=Mode.DEFAULT)
 REGIONS = Recipe(mode=Mode.DEFAULT, regions=Regions.AUTO)
 NAMES = ("dispatch", "dispatch_deep", "regions", "threads")

@@ -72,6 +72,11 @@ class Steps:
         self._charge()
         self._running.pop()
 
+    def begin_call(self) -> None:
+        """The load is over, and the first call begins."""
+        self.leave()
+        self.enter(CALL)
+
     def note_collection(self, phase: str, _: dict[str, int]) -> None:
         """What `gc.callbacks` calls."""
         if phase == "start":
@@ -144,8 +149,7 @@ def run_child(model: str, reference: str) -> None:
     with torch.inference_mode():
         steps = begin_steps()
         compiled = sys.modules["aot"].load(reference, module, fallback="raise")
-        steps.leave()
-        steps.enter(CALL)
+        steps.begin_call()
         compiled(*inputs)
         steps.leave()
     sys.stdout.write(json.dumps({"wall": steps.wall, "cpu": steps.cpu}) + "\n")

@@ -76,6 +76,7 @@ class ArtifactMaker:
         self._tree = Path(job.tree) if job.tree else None
         self._planner = UnitPlanner(program, job.recipe.regions, tree=self._tree)
         self._warnings = list(mode_notes(job.recipe, job.profile))
+        self._measured_here: set[tuple[str, str]] = set()  # by the tuning of this job
 
     def make(self) -> CompileOutcome:
         """Export and compile everything. Raises the families CompileFailed and InvalidSpec."""
@@ -179,6 +180,7 @@ class ArtifactMaker:
                 into=into,
                 scratch=scratch,
                 around_tuning=lambda what: self._progress.phase(Phase.TUNING, f"{step}; {what}"),
+                measured_here=self._measured_here,
             )
             refuse_second_runtime(read_elf(package.library), self._job.profile)
             wanted = {} if self._job.recipe.freeze else wanted_constants(exported, unit.module)

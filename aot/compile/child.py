@@ -93,12 +93,14 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
 
         from aot.compile.artifacts import ArtifactMaker
         from aot.compile.card import check_card
-        from aot.compile.torch_inductor import known_options
+        from aot.compile.torch_inductor import known_options, start_workers
 
         check_card(job.profile)
         check_options(job.recipe.options, known_options())
         torch.manual_seed(job.seed)
         program = open_job(job)
+        if job.profile.capability.family != "cpu":
+            start_workers()
         program = place_program(program, job.profile.torch_device)
     isa = prepare_compiler(job)
     if job.recipe.routes == (Route.FUNCTION,):

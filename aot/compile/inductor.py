@@ -16,7 +16,7 @@ from typing import Any
 
 from aot.compile.export import Exported, first_lines
 from aot.compile.torch_inductor import compile_program
-from aot.compile.torch_tuning import Around, Tuning, watch_tuning
+from aot.compile.torch_tuning import Around, Question, Tuning, watch_tuning
 from aot.errors import AotError, BackendFailed, CompileOutOfMemory, SourceNotExportable
 from aot.recipes import NO_OTHER_ROUTE
 from aot.schema.artifact import Kernel
@@ -56,8 +56,9 @@ def compile_package(
     into: Path,
     scratch: Path,
     around_tuning: Around = lambda what: nullcontext(),
+    measured_here: set[Question] | None = None,
 ) -> CompiledPackage:
-    """Compile `exported` and unpack what a loader needs into `into`; `around_tuning` as in `watch_tuning`.
+    """Compile `exported` and unpack what a loader needs into `into`; the last two are `watch_tuning`'s.
 
     Raises BackendFailed with an excerpt of what the compiler said, and SourceNotExportable for operations that only
     torch's own loader could call.
@@ -66,7 +67,7 @@ def compile_package(
     package = scratch / "model.pt2"
     package.unlink(missing_ok=True)
     try:
-        with watch_tuning(around_tuning) as tuning:
+        with watch_tuning(around_tuning, measured_here=measured_here) as tuning:
             compile_program(exported.program, package, dict(settings))
     except Exception as error:
         raise translate_failure(error, region) from error

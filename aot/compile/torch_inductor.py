@@ -4,7 +4,9 @@ Each is looked up and left alone where a release does not have it; what then suf
 never correctness, except for the instruction set, whose absence is an error.
 """
 
+import atexit
 import contextlib
+import functools
 import os
 import threading
 from pathlib import Path
@@ -42,13 +44,24 @@ def start_workers() -> None:
 
     It would start them at the first kernel, and compile one after the other by itself until they are: all kernels of a
     small program, and the first product's candidates of every tuned one (torch 2.11, H200: 2 s of 6.4 s that a block of
-    a decoder took). They are told what this process has in its environment, so that must be complete.
+    a decoder took). What has started keeps the environment of that moment: called again, this starts others where
+    Triton's variables have changed, as a source may have them when it is imported.
     """
-    from torch._inductor.async_compile import AsyncCompile
-
-    # Without them Inductor does what it would have done.
+    # Without workers Inductor does what it would have done.
     with contextlib.suppress(Exception):
-        AsyncCompile.use_process_pool()
+        _start_workers(frozenset(item for item in os.environ.items() if item[0].startswith("TRITON_")))
+
+
+@functools.cache
+def _start_workers(told: frozenset[tuple[str, str]]) -> None:
+    from torch._inductor import async_compile
+
+    async_compile.AsyncCompile.process_pool.cache_clear()
+    async_compile.AsyncCompile._ready_future = None
+    async_compile.AsyncCompile.use_process_pool()
+    # Torch waits for them when a process ends, for seconds where they have just begun to start. Ours end with the
+    # child, whose supervisor ends all that it has started.
+    atexit.unregister(async_compile.shutdown_compile_workers)
 
 
 def _hash_triton() -> None:

@@ -1,14 +1,15 @@
 """What Inductor tunes while it compiles, watched from beside it: each kernel, its candidates, and the time it took.
 
 Private parts of torch 2.11 to 2.13, each looked up and left alone where a release does not have it: then seconds count
-as compiling, and nothing is taken from earlier builds.
+as compiling, and nothing counts as taken from earlier builds.
 """
 
 import contextlib
+import inspect
 import itertools
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,15 @@ Around = Callable[[str], contextlib.AbstractContextManager[None]]
 
 _NUMBER = re.compile(r"_\d+$")
 # Of a kernel that Inductor generates: the choice among configurations, and the search from the best of them.
-_CONFIGURING = ("autotune_to_one_config", "_coordinate_descent_tuning")
+_CONFIGURING = ("autotune_to_one_config", "_combo_sequential_autotune", "_coordinate_descent_tuning")
+Question = tuple[str, str]  # the operation, and its inputs as Inductor keys them
 
 
 @dataclass
 class Tuning:
     """What the autotuner reported, in order of its decisions: each kernel, and the times of all of its candidates.
 
-    And the card's clocks then, None for what it reused.
+    And the card's clocks then, None where nothing was measured.
     """
 
     kernels: list[Kernel] = field(default_factory=list)
@@ -37,7 +39,8 @@ class Tuning:
     clocks: list[Clocks | None] = field(default_factory=list)
     read_clocks: ReadClocks = lambda: None
 
-    def note(self, timings: Any, name: str, *, reused: bool = False) -> None:
+    def note(self, timings: Any, name: str, *, measured: bool = True, reused: bool = False) -> None:
+        """Take down one decision: `measured` just now or found, and `reused` where an earlier build had measured it."""
         labels = zip(timings, label_candidates(list(timings)), strict=True)
         ranked = sorted((float(timings[one]), getattr(one, "name", str(one)), label) for one, label in labels)
         finite = [(ms, choice) for ms, choice, _ in ranked if ms != float("inf")]
@@ -54,7 +57,7 @@ class Tuning:
             )
         )
         self.candidates.append({label: round(ms * 1000, 3) if ms < float("inf") else None for ms, _, label in ranked})
-        self.clocks.append(None if reused else self.read_clocks())
+        self.clocks.append(self.read_clocks() if measured else None)
 
 
 def label_candidates(choices: Sequence[Any]) -> list[str]:
@@ -74,21 +77,24 @@ def label_candidates(choices: Sequence[Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def watch_tuning(around: Around = lambda what: contextlib.nullcontext()) -> Iterator[Tuning]:
+def watch_tuning(
+    around: Around = lambda what: contextlib.nullcontext(), *, measured_here: set[Question] | None = None
+) -> Iterator[Tuning]:
     """Collect what max-autotune measures inside the block; `around` is entered while one kernel is tuned.
 
-    It is given what is tuned. On a card most products are compared long after they are met, once it is known what
-    could be fused with them, so what counts is when candidates are waited for and measured, never when they are listed.
+    It is given what is tuned. `measured_here` has what this build has measured so far, and gets what it measures now:
+    none of that is taken from an earlier build. On a card most products are compared long after they are met, once it
+    is known what could be fused with them, so what counts is when candidates are waited for and measured.
     """
     from torch._inductor import select_algorithm
     from torch._inductor.runtime import triton_heuristics
 
     with contextlib.ExitStack() as whole:
         tuning = Tuning(read_clocks=whole.enter_context(clock_reader()))
-        watch = _Watch(around)
+        watch = _Watch(around, set() if measured_here is None else measured_here)
         select_algorithm.add_feedback_saver(
             # Five arguments in some releases, six in others: a wrong count fails the build.
-            lambda *reported: tuning.note(reported[0], str(reported[1]), reused=watch.reuses)
+            lambda *reported: tuning.note(reported[0], str(reported[1]), **watch.found())
         )
         whole.callback(select_algorithm.clear_feedback_savers)
         for owner, name, wrap in (
@@ -104,35 +110,37 @@ def watch_tuning(around: Around = lambda what: contextlib.nullcontext()) -> Iter
 class _Watch:
     """Stands around Inductor's own methods. Only the thread that made it is watched: phases are told in one line."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: Around, measured_here: set[Question]) -> None:
         self._around = around
+        self._measured_here = measured_here
         self._thread = threading.get_ident()
         self._numbers = itertools.count(1)
-        self._measured_here: set[Hashable] = set()
-        self._question: Hashable = None
-        self._before: int | None = None  # None while nothing is compared
+        self._open: list[tuple[Question, int]] = []  # what is compared now, and the state of the measurements before
 
-    @property
-    def reuses(self) -> bool:
-        """Whether the kernel that is compared now was measured by an earlier build, and not by this one."""
-        if self._before is None:
-            return False
-        if self._before != measurements_written():
-            self._measured_here.add(self._question)
-        return self._question not in self._measured_here
+    def found(self) -> dict[str, bool]:
+        """How the decision came about that is reported now: as `Tuning.note` takes it."""
+        if not self._open:
+            return {}
+        question, before = self._open[-1]
+        if measured := before != measurements_written():
+            self._measured_here.add(question)
+        return {"measured": measured, "reused": question not in self._measured_here}
 
     def of_choices(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compare(cache: Any, *given: Any, **named: Any) -> Any:
-            # do_autotuning(name, input_nodes, layout, input_gen_fns, inputs_key, choices, ...)
-            name, key, choices = given[0], given[4], given[5]
-            if self._elsewhere() or len(choices) < 2:
-                return original(cache, *given, **named)
-            self._question, self._before = (name, key), measurements_written()
+        signature = inspect.signature(original)
+
+        def compare(*given: Any, **named: Any) -> Any:
+            told = signature.bind(*given, **named).arguments
+            if self._elsewhere() or not {"name", "inputs_key", "choices"} <= told.keys():
+                return original(*given, **named)
+            count = len(told["choices"])
+            what = f"kernel {next(self._numbers)}, {count} candidates" if count > 1 else ""
+            self._open.append(((told["name"], told["inputs_key"]), measurements_written()))
             try:
-                with self._around(f"kernel {next(self._numbers)}, {len(choices)} candidates"):
-                    return original(cache, *given, **named)
+                with self._around(what) if what else contextlib.nullcontext():
+                    return original(*given, **named)
             finally:
-                self._before = None
+                self._open.pop()
 
         return compare
 

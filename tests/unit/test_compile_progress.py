@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, cast
@@ -72,7 +72,10 @@ def test_each_kernel_is_told_while_it_is_compared_and_not_while_it_waits_for_tha
     one, other = Choice("one"), Choice("other")
     saver: list[Any] = []
 
-    def compare(cache: object, name: str, nodes: Any, layout: Any, inputs: Any, key: str, choices: Any) -> str:
+    def compare(
+        self: object, name: str, input_nodes: Any, layout: Any, input_gen_fns: Any, inputs_key: str, choices: Any
+    ) -> str:
+        key = inputs_key
         told.append(f"{key} of {len(choices)} compared")
         if key == "fails":
             raise RuntimeError("no candidate runs")
@@ -128,18 +131,27 @@ def test_a_kernel_is_reused_when_an_earlier_build_measured_it_and_not_when_this_
     one, other = Choice("one"), Choice("other")
     saver: list[Any] = []
 
-    def compare(cache: object, name: str, nodes: Any, layout: Any, inputs: Any, key: str, choices: Any) -> None:
-        if key == "new" and len(written) == 1:
+    def compare(
+        self: object, name: str, input_nodes: Any, layout: Any, input_gen_fns: Any, *, inputs_key: str, choices: Any
+    ) -> None:
+        if inputs_key == "new" and len(written) == 1:
             written.append(2)
         saver[0]({one: 0.002, other: 0.001}, name, [], [], None, {})
 
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "do_autotuning", compare)
     cache = select_algorithm.get_algorithm_selector_cache()
-    with torch_tuning.watch_tuning() as tuning:
-        saver += cache.feedback_saver_fns
-        for key in ("old", "new", "old", "new"):
-            cache.do_autotuning("mm", [], None, None, key, [one, other])
-    assert [kernel.reused for kernel in tuning.kernels] == [True, False, True, False]
+    monkeypatch.setattr(torch_tuning, "clock_reader", lambda: nullcontext(lambda: Clocks(sm_mhz=1980)))
+    measured_here: set[torch_tuning.Question] = set()
+    for expected, measured in (([True, False, True, False], 1), ([True, False, True, False], 0)):
+        saver.clear()
+        # One of each for every artifact of a build.
+        with torch_tuning.watch_tuning(measured_here=measured_here) as tuning:
+            saver += cache.feedback_saver_fns
+            for key in ("old", "new", "old", "new"):
+                cache.do_autotuning("mm", [], None, None, inputs_key=key, choices=[one, other])
+        assert [kernel.reused for kernel in tuning.kernels] == expected
+        # Clocks say at what speed something was measured, so there are none where nothing was.
+        assert sum(clocks is not None for clocks in tuning.clocks) == measured
 
 
 @pytest.mark.torch
@@ -175,8 +187,8 @@ def test_a_kernel_has_the_clocks_at_which_it_was_measured_and_none_where_it_was_
     told = iter([Clocks(sm_mhz=1980), Clocks(sm_mhz=1755)])
     tuning = Tuning(read_clocks=lambda: next(told))
     one, other = Choice("one"), Choice("other")
-    for reused in (False, True, False):
-        tuning.note({one: 0.002, other: 0.001}, "mm", reused=reused)
+    for measured in (True, False, True):
+        tuning.note({one: 0.002, other: 0.001}, "mm", measured=measured)
     assert tuning.clocks == [Clocks(sm_mhz=1980), None, Clocks(sm_mhz=1755)]
 
 

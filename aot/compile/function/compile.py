@@ -20,7 +20,7 @@ from aot.compile.inductor import translate_failure
 from aot.compile.program import Example, source_frame
 from aot.compile.shapes import Point
 from aot.compile.torch_inductor import known_options
-from aot.compile.torch_tuning import Around, Tuning, watch_tuning
+from aot.compile.torch_tuning import Around, Question, Tuning, watch_tuning
 from aot.errors import AotError, SourceNotExportable
 from aot.runtime.fingerprint import code_in_fingerprint
 from aot.runtime.function import FUNCTION_FILE, LIBRARIES
@@ -76,15 +76,18 @@ def compile_function(
     into: Path,
     tree: Path | None,
     around_tuning: Around = lambda what: nullcontext(),
+    measured_here: set[Question] | None = None,
 ) -> CompiledFunction:
     """Compile `module` as it is called at `point`, and write what a loader needs into `into`.
+
+    `around_tuning` and `measured_here` are `watch_tuning`'s.
 
     Raises SourceNotExportable, with the source's own frame, for a graph break, a size that does not stay open and a
     guard that cannot be saved; BackendFailed with an excerpt of what the compiler said.
     """
     started, guards = time.monotonic(), GuardLog(code_in_fingerprint(module))
     try:
-        with watch_tuning(around_tuning) as tuning, record_kernels() as libraries:
+        with watch_tuning(around_tuning, measured_here=measured_here) as tuning, record_kernels() as libraries:
             content, conditions = _compile(module, point, settings, guards)
     except Exception as error:
         raise _translate(error, tree, guards.globals()) from error

@@ -41,6 +41,7 @@ class FunctionMaker:
         self._settings = inductor_settings(job.recipe, job.profile)
         self._tree = Path(job.tree) if job.tree else None
         self._warnings = list(mode_notes(job.recipe, job.profile))
+        self._measured_here: set[tuple[str, str]] = set()  # by the tuning of this job
 
     def make(self) -> CompileOutcome:
         """Compile every coverage. Raises the families CompileFailed and InvalidSpec."""
@@ -97,6 +98,7 @@ class FunctionMaker:
                 into=into,
                 tree=self._tree,
                 around_tuning=lambda what: self._progress.phase(Phase.TUNING, f"{step}; {what}"),
+                measured_here=self._measured_here,
             )
         constants = tuple(msgspec.structs.replace(one, mutated=one.name in seen.tensors) for one in parameters)
         artifact = self._record(point, described, function, constants)

@@ -32,6 +32,7 @@ MOST_KERNEL_BYTES, MOST_BYTES, MOST_OF_BUNDLE = 2 << 20, 32 << 20, 256 << 20
 MOST_KERNELS = 65_536
 _MOST_MEMORY = 16 << 20  # of the decompressor: `pack_kept`'s preset takes 9 MiB (xz(1), "Preset ... DecMem")
 _CUBIN = re.compile(r"cubin/[A-Za-z0-9_-]{1,200}\.cubin")
+_MOST_NAMED = 150  # letters of a kernel's name in its files' names (triton/compiler/compiler.py)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,1023}")
 # With one of these the code is not made of TTIR and the options above alone.
 _ELSEWHERE = ("ir_override", "ptx_options", "ptx_version", "instrumentation_mode")
@@ -203,7 +204,7 @@ def collect_kept(cubins: Mapping[str, Path], cache: Path, *, places: Sequence[st
 
 def _missing(cubin: Path, cache: Path) -> str:
     """What Triton's `cache` has instead of the bytes of `cubin`."""
-    names = set(read_cubin(cubin).kernels)
+    names = {name[:_MOST_NAMED] for name in read_cubin(cubin).kernels}
     others = sum(path.stem in names for path in cache.glob("*/*.cubin"))
     return f"Triton's cache has no such bytes, and {others} other(s) of the kernel {', '.join(sorted(names))}"
 
