@@ -29,7 +29,7 @@ from benchmarks.starts import ROOT
 
 DEFAULT_STEPS = (
     *(f"{model}:ours:8" for model in CARD),
-    *("decoder-32:regions", "dit:regions", "decoder:second-build", "resnet50:second-build"),
+    *("decoder:load", "decoder-32:regions:1:1", "dit:regions:1:1", "decoder:second-build", "resnet50:second-build"),
     *(f"{model}:jit:1:1" for model in CARD),
     *("decoder:mega-cache:4:1", "decoder:jit-default,aot-compile:4:1", "dit:regions-tuned:1:1"),
 )
