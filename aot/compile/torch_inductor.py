@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aot.compile.torch_commands import compiler_commands
+from aot.config import whole_environ
 from aot.errors import BackendFailed
 from aot.schema.capability import Capability
 
@@ -49,7 +50,7 @@ def start_workers() -> None:
     """
     # Without workers Inductor does what it would have done.
     with contextlib.suppress(Exception):
-        _start_workers(frozenset(item for item in os.environ.items() if item[0].startswith("TRITON_")))
+        _start_workers(frozenset(item for item in whole_environ().items() if item[0].startswith("TRITON_")))
 
 
 @functools.cache
