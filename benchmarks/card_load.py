@@ -1,10 +1,9 @@
 """Where the time of `aot.load` goes on a card, step by step, in the child that every other row starts too."""
 
-import statistics
 from typing import Any
 
 from benchmarks.card_rows import Bench
-from benchmarks.load_profile import ORDER
+from benchmarks.load_profile import ORDER, median
 from benchmarks.models import Model
 from benchmarks.starts import start_child
 
@@ -20,6 +19,6 @@ def measure_load(bench: Bench, model: Model) -> dict[str, Any]:
         for _ in range(bench.options.pairs + 1)
     ][1:]
     told = [start.first["steps"] for start in starts]
-    steps = {label: round(1e3 * statistics.median(one.get(label, 0.0) for one in told), 2) for label in ORDER}
+    steps = {label: round(median(told, "wall", (label,)), 2) for label in ORDER}
     largest = dict(sorted(steps.items(), key=lambda step: -step[1])[:4])
     return {"reference": built["reference"], "steps_ms": steps, "starts": len(starts), "summary": largest}

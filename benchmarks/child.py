@@ -43,7 +43,7 @@ def main() -> None:
         marks["call"] = time.perf_counter()
         if steps:
             steps.leave()
-        told = {"steps": steps.wall} if steps else {}
+        told = {"steps": steps.told()} if steps else {}
         cpu_seconds = time.thread_time()
         _say("first-output", seconds=_spans(marks), cpu_seconds=cpu_seconds, modules=_compiler_modules(), **told)
         speeds = [_measure_at(batch, run, inputs_of(batch), options) for batch in batches if options.measure]

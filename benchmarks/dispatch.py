@@ -28,7 +28,6 @@ WINDOWS, WINDOW_CALLS = 15, 2000
 # What a call of compiled code costs: a mode with graphs would replay those on a card, and tuning take most of the time.
 WHOLE = Recipe(mode=Mode.DEFAULT)
 REGIONS = Recipe(mode=Mode.DEFAULT, regions=Regions.AUTO)
-NAMES = ("dispatch", "dispatch_deep", "regions", "threads")
 SECONDS = 2.0
 
 
@@ -42,10 +41,14 @@ def main() -> int:
     label = label_of(about) if on_card else default_label()
     scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
     try:
-        found = {name: _measure(name, scratch / name, torch) for name in NAMES if name in wanted}
+        found = {
+            name: measure(build_locally(example, function, scratch / name, recipe=recipe), torch)
+            for name, (example, function, recipe, measure) in MEASURED.items()
+            if name in wanted
+        }
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if len(found) == len(NAMES):
+    if found.keys() == MEASURED.keys():
         RESULTS.mkdir(exist_ok=True)
         report = {"host": about, **found}
         (RESULTS / f"dispatch-{label}.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -55,21 +58,8 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--only", nargs="+", choices=MEASURED, default=MEASURED)
     return parser.parse_args()
-
-
-def _measure(name: str, scratch: Path, torch: Any) -> dict[str, float]:
-    """Build what `name` measures, and measure it."""
-    match name:
-        case "dispatch":
-            return measure_dispatch(build_locally("small", "build", scratch, recipe=WHOLE), torch)
-        case "dispatch_deep":
-            return measure_dispatch(build_locally("small", "build_deep", scratch, recipe=WHOLE), torch)
-        case "regions":
-            return measure_regions(build_locally("blocks", "build32_narrow", scratch, recipe=REGIONS), torch)
-        case _:
-            return measure_threads(build_locally("small", "build_wide", scratch, recipe=WHOLE), torch)
 
 
 def measure_dispatch(model: Any, torch: Any) -> dict[str, float]:
@@ -193,6 +183,15 @@ def rate(model: Any, threads: int, torch: Any) -> float:
     for worker in workers:
         worker.join()
     return sum(counts) / SECONDS
+
+
+# What is built, and how it is measured.
+MEASURED = {
+    "dispatch": ("small", "build", WHOLE, measure_dispatch),
+    "dispatch_deep": ("small", "build_deep", WHOLE, measure_dispatch),
+    "regions": ("blocks", "build32_narrow", REGIONS, measure_regions),
+    "threads": ("small", "build_wide", WHOLE, measure_threads),
+}
 
 
 if __name__ == "__main__":

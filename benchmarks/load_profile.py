@@ -8,21 +8,18 @@ with its own step, so the column adds up. Collections of Python's garbage collec
 import argparse
 import gc
 import importlib
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from aot.config import Config
 from benchmarks.models import MODELS
-from benchmarks.starts import ROOT, clean_environ
+from benchmarks.starts import clean_environ, start_child
 
 # Step, and the places where the function is looked up when `aot.load` calls it.
 STEPS: tuple[tuple[str, str], ...] = (
@@ -72,6 +69,10 @@ class Steps:
         self._charge()
         self._running.pop()
 
+    def told(self) -> dict[str, dict[str, float]]:
+        """Seconds of each step, by clock: as `median` takes them."""
+        return {"wall": self.wall, "cpu": self.cpu}
+
     def begin_call(self) -> None:
         """The load is over, and the first call begins."""
         self.leave()
@@ -105,9 +106,7 @@ class Steps:
 
 def main() -> int:
     options = _parse()
-    if options.child:
-        run_child(options.model, options.reference)
-        return 0
+    words = ["ours", options.model, "--reference", options.reference, "--steps"]
     config = Config.from_environ()
     keys = ",".join(config.trusted_keys)
     with tempfile.TemporaryDirectory() as scratch:
@@ -115,7 +114,7 @@ def main() -> int:
             Path(scratch), AOT_CACHE_DIR=str(config.cache_dir), AOT_TRUSTED_KEYS=keys, AOT_OFFLINE="1"
         )
         # The first fills the page cache and writes bytecode.
-        runs = [start(options.model, options.reference, environ) for _ in range(options.runs + 1)][1:]
+        runs = [start_child(words, environ).first["steps"] for _ in range(options.runs + 1)][1:]
     print(f"{'step':24} {'wall':>10} {'CPU':>10}   milliseconds, medians of {options.runs}")
     for label in ORDER:
         print(f"{label:24} {median(runs, 'wall', (label,)):10.2f} {median(runs, 'cpu', (label,)):10.2f}")
@@ -124,35 +123,8 @@ def main() -> int:
     return 0
 
 
-def start(model: str, reference: str, environ: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.load_profile", "--child", model, reference],
-        cwd=ROOT,
-        env=environ,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(ended.stdout.splitlines()[-1])
-
-
 def median(runs: list[dict[str, dict[str, float]]], clock: str, labels: tuple[str, ...]) -> float:
     return 1e3 * statistics.median(sum(run[clock].get(label, 0.0) for label in labels) for run in runs)
-
-
-def run_child(model: str, reference: str) -> None:
-    """Load and call once in this process, and print what each step took."""
-    import torch
-
-    source = MODELS[model].import_module()
-    module, inputs = source.build_module(), source.example_inputs()
-    with torch.inference_mode():
-        steps = begin_steps()
-        compiled = sys.modules["aot"].load(reference, module, fallback="raise")
-        steps.begin_call()
-        compiled(*inputs)
-        steps.leave()
-    sys.stdout.write(json.dumps({"wall": steps.wall, "cpu": steps.cpu}) + "\n")
 
 
 def begin_steps() -> Steps:
@@ -190,7 +162,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("model", choices=tuple(MODELS))
     parser.add_argument("reference")
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

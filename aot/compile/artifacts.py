@@ -31,6 +31,7 @@ from aot.compile.options import captures_graphs, inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters, forward_speaker
 from aot.compile.refuse import refuse_random, refuse_state
 from aot.compile.shapes import Point, plan_points
+from aot.compile.torch_tuning import Question
 from aot.compile.tuned import TUNING_FILE, parse_measured
 from aot.compile.units import Unit, UnitPlanner
 from aot.errors import BackendFailed, SourceNotExportable
@@ -76,7 +77,7 @@ class ArtifactMaker:
         self._tree = Path(job.tree) if job.tree else None
         self._planner = UnitPlanner(program, job.recipe.regions, tree=self._tree)
         self._warnings = list(mode_notes(job.recipe, job.profile))
-        self._measured_here: set[tuple[str, str]] = set()  # by the tuning of this job
+        self._measured_here: set[Question] = set()  # by the tuning of this job
 
     def make(self) -> CompileOutcome:
         """Export and compile everything. Raises the families CompileFailed and InvalidSpec."""

@@ -93,14 +93,13 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
 
         from aot.compile.artifacts import ArtifactMaker
         from aot.compile.card import check_card
-        from aot.compile.torch_inductor import known_options, start_workers
+        from aot.compile.torch_inductor import known_options
 
         check_card(job.profile)
         check_options(job.recipe.options, known_options())
         torch.manual_seed(job.seed)
         program = open_job(job)
-        if job.profile.capability.family != "cpu":
-            start_workers()
+        _start_workers(job.profile)
         program = place_program(program, job.profile.torch_device)
     isa = prepare_compiler(job)
     if job.recipe.routes == (Route.FUNCTION,):
@@ -129,13 +128,18 @@ def _import_compiler(profile: Profile) -> None:
             f"profile {profile.name} is for torch {profile.toolchain.torch}, this is {torch.__version__}",
             hint="register the worker again: its torch has changed",
         )
+    _start_workers(profile)
+    from aot.compile import artifacts, torch_inductor  # noqa: F401
+
+    torch_inductor.load_compiler()
+
+
+def _start_workers(profile: Profile) -> None:
+    """Early, and again once the source is open, which may have set what they read."""
     from aot.compile import torch_inductor
 
     if profile.capability.family != "cpu":
         torch_inductor.start_workers()
-    from aot.compile import artifacts  # noqa: F401
-
-    torch_inductor.load_compiler()
 
 
 def _without_frames(error: SourceNotExportable) -> SourceNotExportable:

@@ -21,6 +21,7 @@ from aot.compile.measured import compiled_facts
 from aot.compile.options import inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters, forward_speaker
 from aot.compile.shapes import Point, make_point, plan_points
+from aot.compile.torch_tuning import Question
 from aot.errors import InvalidSpec, SourceNotExportable
 from aot.facts import read_elf
 from aot.runtime.fingerprint import fingerprint
@@ -41,7 +42,7 @@ class FunctionMaker:
         self._settings = inductor_settings(job.recipe, job.profile)
         self._tree = Path(job.tree) if job.tree else None
         self._warnings = list(mode_notes(job.recipe, job.profile))
-        self._measured_here: set[tuple[str, str]] = set()  # by the tuning of this job
+        self._measured_here: set[Question] = set()  # by the tuning of this job
 
     def make(self) -> CompileOutcome:
         """Compile every coverage. Raises the families CompileFailed and InvalidSpec."""
