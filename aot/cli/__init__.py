@@ -10,9 +10,13 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         # A cancelled CI job sends SIGTERM: temporary directories and children are to go then, as with Ctrl-C.
         signal.signal(signal.SIGTERM, _leave)
-        sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+        code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # while modules were imported
-        sys.exit(128 + signal.SIGINT)
+        code = 128 + signal.SIGINT
+    if code == 128 + signal.SIGINT:
+        # One more while the interpreter ends would end it by the signal, and with another code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
