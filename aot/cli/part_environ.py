@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
+from aot.compile.cutlass import CUTLASS_DIR
 from aot.sandbox import find_packages
 from aot.schema.card_variables import CARD_VARIABLES
 
@@ -14,7 +15,7 @@ from aot.schema.card_variables import CARD_VARIABLES
 PASSED = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
-        *(*CARD_VARIABLES, "NVIDIA_VISIBLE_DEVICES"),
+        *(*CARD_VARIABLES, "NVIDIA_VISIBLE_DEVICES", CUTLASS_DIR),
         *("SSL_CERT_FILE", "SSL_CERT_DIR"),  # links may lead to a store under a private authority
         *("AOT_DATA_DIR", "AOT_BROKER_URL", "AOT_PROFILE", "AOT_WORKER_NAME", "AOT_TRUST_SOURCES"),
     }

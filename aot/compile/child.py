@@ -93,10 +93,12 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
 
         from aot.compile.artifacts import ArtifactMaker
         from aot.compile.card import check_card
+        from aot.compile.cutlass import import_cutlass
         from aot.compile.torch_inductor import known_options
 
         check_card(job.profile)
         check_options(job.recipe.options, known_options())
+        import_cutlass(job.recipe)
         torch.manual_seed(job.seed)
         program = open_job(job)
         _start_workers(job.profile)

@@ -6,7 +6,7 @@ from typing import Any
 
 from aot.compile.options import captures_graphs, cpu_capability
 from aot.errors import BackendFailed
-from aot.facts.targets import Fallback, machine_targets
+from aot.facts.targets import Fallback, library_targets, machine_targets
 from aot.rules import OLDEST_DRIVERS
 from aot.rules.profile import profile_guards
 from aot.rules.required import COOPERATIVE_FACT
@@ -38,10 +38,12 @@ _PRECISIONS = "highest high medium"
 _COOPERATIVE = ("triton.cooperative_reductions", "triton.force_cooperative_reductions")
 
 
-def capability_of(profile: Profile, kernels: Iterable[Path]) -> Capability:
+def capability_of(profile: Profile, kernels: Iterable[Path], *, library: Path | None = None) -> Capability:
     """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other, those
-    for `sm_100f` on its family. Of a fat binary's images those count that run on the profile's card."""
+    for `sm_100f` on its family. Of a fat binary's images those count that run on the profile's card; those inside
+    `library` are kernels too."""
     found = {one for path in kernels for one in machine_targets(path.name, path)}
+    found |= set(library_targets(library) if library else ())
     return narrowest_of(profile, {one for one in found if profile.capability.runs(one)} or found)
 
 

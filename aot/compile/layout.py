@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import aot
+from aot.compile.cutlass import CUTLASS_DIR
 from aot.compile.multi_arch import find_toolkit, wants_multi_arch
 from aot.compile.options import host_limits
 from aot.compile.toolchain import SEARCH_PATH
@@ -55,13 +56,14 @@ class Layout:
     source: Path | None = None  # a tree, or a program file
     weights: Sequence[Path] = ()
     headers: Path | None = None
+    cutlass: Path | None = None  # for a recipe that asks for it
 
     def inside(self, place: str) -> PurePosixPath:
-        """Where the child sees "job", "out", "build", "source" or "headers", or something below one of them."""
+        """Where the child sees "job", "out", "build", "source", "headers" or "cutlass", or something below them."""
         if self.isolated:
             return _INSIDE / place
         head, _, rest = place.partition("/")
-        given = {"source": self.source, "headers": self.headers}.get(head)
+        given = {"source": self.source, "headers": self.headers, "cutlass": self.cutlass}.get(head)
         return PurePosixPath((given or self.scratch / head) / rest)
 
     def weights_inside(self) -> tuple[str, ...]:
@@ -78,6 +80,7 @@ class Layout:
         ]
         shown += [(self.source, "source", BindMode.READ)] if self.source else []
         shown += [(self.headers, "headers", BindMode.READ)] if self.headers else []
+        shown += [(self.cutlass, "cutlass", BindMode.READ)] if self.cutlass else []
         binds = [Bind(host, _INSIDE / place, mode) for host, place, mode in shown]
         for path, inside in zip(self.weights, self.weights_inside(), strict=True):
             binds.append(Bind(path, PurePosixPath(inside), BindMode.READ))
@@ -97,6 +100,7 @@ class Layout:
             str(self.inside("build")): "/b",
             str(self.inside("build/headers")): "/h",
             **({str(self.inside("headers")): "/h"} if self.headers else {}),
+            **({str(self.inside("cutlass")): "/c"} if self.cutlass else {}),
         }
         maps = " ".join(shlex.quote(f"-ffile-prefix-map={place}={short}") for place, short in places.items())
         if march.startswith("arm"):
@@ -137,8 +141,12 @@ class Layout:
             preferred[LINE_INFO] = "1"
             # Where container runtimes put the driver's libraries when the image's loader does not know of them.
             needed["LD_LIBRARY_PATH"] = ":".join(place for place in _DRIVER_PLACES if Path(place).is_dir())
-            if wants_multi_arch(recipe) and (toolkit := find_toolkit()):
+            if (self.cutlass or wants_multi_arch(recipe)) and (toolkit := find_toolkit()):
                 needed["PATH"] += f":{toolkit}"
+            if self.cutlass:
+                needed[CUTLASS_DIR] = str(self.inside("cutlass"))
+                # nvcc asks for gcc, and CUTLASS's own checks hold the names of their files: g++ maps them.
+                needed["NVCC_PREPEND_FLAGS"] = f"-ccbin={self.inside('job/bin/g++')}"
             needed |= card_variables(whole_environ())
             if assembler := find_assembler():
                 needed[ASSEMBLER] = str(assembler)

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from aot.bundle.hashing import blob_of
 from aot.compile.binaries import record_binaries
+from aot.compile.cutlass import check_cutlass, report_cutlass
 from aot.compile.ends import as_compile_error, explain_exit, failure_of
 from aot.compile.headers import SharedCaches
 from aot.compile.isa import check_instructions
@@ -81,16 +82,14 @@ def compile_source(
     `{"phase": …, "step": "2 of 3: …"}` as the child goes on.
     Raises the families InvalidInput and CompileFailed; `details["log"]` then holds the end of the child's stderr.
     """
-    check_recipe(spec.recipe)
-    refuse_other_machine(profile.capability)
-    check_multi_arch(spec.recipe, profile)
+    cutlass = _check(spec.recipe, profile)
     devices = list_gpu_devices(profile.capability.family) if devices is None else devices
     headers = None
     if shared_caches is not None:
         headers = ensure_headers(
             shared_caches, profile, sandbox=sandbox, devices=devices, on_event=on_event, should_stop=should_stop
         )
-    layout = _lay_out(source, scratch, isolated=sandbox is not None, headers=headers)
+    layout = _lay_out(source, scratch, isolated=sandbox is not None, headers=headers, cutlass=cutlass)
     job, store = _job_of(source, spec, profile, layout=layout, seed=seed), None
     if shared_caches is not None and spec.recipe.mode.tunes:
         store = TuningStore(shared_caches.absolute(), profile, spec.namespace)
@@ -110,6 +109,14 @@ def compile_source(
     return replace(compiled, artifacts=check_instructions(compiled.artifacts, compiled.paths, profile))
 
 
+def _check(recipe: Recipe, profile: Profile) -> Path | None:
+    """Refuse what cannot be built here; return where CUTLASS lies for a recipe that asks for it."""
+    check_recipe(recipe)
+    refuse_other_machine(profile.capability)
+    check_multi_arch(recipe, profile)
+    return check_cutlass(recipe, profile)
+
+
 def _keep_measured(layout: Layout, store: TuningStore) -> Path | None:
     """Keep what the child has left, and write what was understood of it to a file for others."""
     # Left by the child, so read with care; without it the build is as good.
@@ -122,7 +129,9 @@ def _keep_measured(layout: Layout, store: TuningStore) -> Path | None:
     return None
 
 
-def _lay_out(source: OpenedSource, scratch: Path, *, isolated: bool, headers: Path | None) -> Layout:
+def _lay_out(
+    source: OpenedSource, scratch: Path, *, isolated: bool, headers: Path | None, cutlass: Path | None
+) -> Layout:
     opened = source.tree or source.program
     return Layout(
         scratch=scratch.absolute(),
@@ -130,6 +139,7 @@ def _lay_out(source: OpenedSource, scratch: Path, *, isolated: bool, headers: Pa
         source=opened and opened.absolute(),
         weights=tuple(path.absolute() for path in source.weights),
         headers=headers,
+        cutlass=cutlass,
     )
 
 
@@ -219,7 +229,8 @@ def run_job(
         should_stop=should_stop,
     )
     outcome = read_outcome(layout.scratch / "out", ended, phase=phase, limits=limits)
-    return _accept(outcome, job, out=layout.scratch / "out", ended=ended)
+    made = _accept(outcome, job, out=layout.scratch / "out", ended=ended)
+    return replace(made, report=report_cutlass(made.report, layout.cutlass))
 
 
 def _compiler_of(job: CompileJob, on_event: OnEvent) -> Path:

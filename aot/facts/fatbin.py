@@ -11,6 +11,7 @@ to sm_120, suffixes a and f, all of its --compress-mode), and with what cuobjdum
 is refused by name and not guessed.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from aot.errors import InvalidCapability
 from aot.facts.cubin import CubinFacts, facts_of_cubin
+from aot.facts.elf import Elf
 from aot.facts.image import Image, open_image
 from aot.schema.capability import Capability
 
@@ -28,6 +30,8 @@ _HEADER = struct.Struct("<IHHQ")
 # kind, version, header size, padded size, compressed size, -, minor, major, architecture, -, flags, -, unpacked size
 _ENTRY = struct.Struct("<HHIQIIHHIQQQQ")
 _ARCH_SPECIFIC, _FAMILY_SPECIFIC = 0x10_0000, 0x20_0000
+_EMBEDDED = ".nv_fatbin"
+_NOT_ZERO = re.compile(rb"[^\0]")
 _COMPRESSIONS = {0x8000: "zstd", 0x2000: "lz4"}
 
 
@@ -54,14 +58,38 @@ class FatImage:
 def read_fatbin(path: Path) -> tuple[FatImage, ...]:
     """Return the images of the fat binary at `path`, in its order. Raises MalformedDocument, and OSError."""
     with open_image(path) as image:
-        magic, version, header_bytes, size_bytes = image.unpack(_HEADER, 0)
-        if magic != MAGIC:
-            raise image.malformed(f"it begins with {magic:#x}, a fat binary with {MAGIC:#x}")
-        if version != VERSION or header_bytes < _HEADER.size:
-            raise image.malformed(f"version {version} of fat binaries is not known, wanted {VERSION}")
-        if header_bytes + size_bytes != image.size_bytes:
-            raise image.malformed(f"its header says {header_bytes + size_bytes} bytes, it has {image.size_bytes}")
-        return tuple(_images(image, header_bytes))
+        return _images_of(image)
+
+
+def read_embedded(library: Path) -> tuple[FatImage, ...]:
+    """Return the images of all fat binaries that nvcc has put into a shared object; none where it has not.
+
+    Raises MalformedDocument, and OSError.
+    """
+    with open_image(library) as image:
+        elf = Elf(image)
+        section = elf.section(_EMBEDDED)
+        content = b"" if section is None else elf.content_of(section)
+    found: list[FatImage] = []
+    whole, offset, count = Image(content, name=library.name), 0, 0
+    # One after the other, as the linker has put them: each begins at a multiple of eight, with zeros before it.
+    while begin := _NOT_ZERO.search(content, offset):
+        _, _, header_bytes, size_bytes = whole.unpack(_HEADER, begin.start())
+        found += _images_of(Image(whole.bytes_at(begin.start(), header_bytes + size_bytes), name=library.name))
+        offset, count = begin.start() + header_bytes + size_bytes, count + 1
+        whole.check_count(max(count, len(found)), limit=ENTRIES, what="images")
+    return tuple(found)
+
+
+def _images_of(image: Image) -> tuple[FatImage, ...]:
+    magic, version, header_bytes, size_bytes = image.unpack(_HEADER, 0)
+    if magic != MAGIC:
+        raise image.malformed(f"it begins with {magic:#x}, a fat binary with {MAGIC:#x}")
+    if version != VERSION or header_bytes < _HEADER.size:
+        raise image.malformed(f"version {version} of fat binaries is not known, wanted {VERSION}")
+    if header_bytes + size_bytes != image.size_bytes:
+        raise image.malformed(f"its header says {header_bytes + size_bytes} bytes, it has {image.size_bytes}")
+    return tuple(_images(image, header_bytes))
 
 
 def _images(image: Image, offset: int) -> Iterator[FatImage]:

@@ -2,7 +2,7 @@
 
 A code object names its kernels itself. A shared object does not: those of Inductor are its functions `cpp_...`,
 exported under the names that its reports use; what OpenMP runs in parallel is a part of its own (`._omp_fn.0`), as
-are parts moved out of the way (`.cold`), and counts as the kernel's.
+are parts moved out of the way (`.cold`), and counts as the kernel's. Those of CUTLASS are cubins inside it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from pathlib import Path
 from aot.errors import MalformedDocument
 from aot.facts.cubin import CubinFacts, read_cubin
 from aot.facts.elf import EM_AARCH64, EM_AMDGPU, EM_CUDA, EM_X86_64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, Elf
-from aot.facts.fatbin import ImageKind, read_fatbin
+from aot.facts.fatbin import ImageKind, read_embedded, read_fatbin
 from aot.facts.hsaco import read_hsaco
 from aot.facts.image import open_image
 from aot.facts.isa import read_isa
@@ -78,6 +78,14 @@ def _kernels_of_images(path: str, place: Path) -> Iterator[KernelFacts]:
             )
 
 
+def _embedded_kernels(path: str, place: Path) -> Iterator[KernelFacts]:
+    """Those that nvcc has compiled into a shared object, each once; of a compressed cubin nothing is known."""
+    cubins = (image.cubin for image in read_embedded(place) if image.cubin is not None)
+    found = (kernel for cubin in cubins for kernel in _kernels_of_cubin(path, cubin))
+    # Two products by one template are two cubins with a kernel of one name.
+    yield from {(kernel.name, kernel.capability): kernel for kernel in found}.values()
+
+
 def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFacts]:
     if path.endswith(_FATBIN):
         yield from _kernels_of_images(path, place)
@@ -88,6 +96,7 @@ def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFact
         if machine in (EM_X86_64, EM_AARCH64):
             for name, size in _host_kernels(elf).items():
                 yield KernelFacts(name=name, path=path, capability=host, size_bytes=size)
+            yield from _embedded_kernels(path, place)
     if machine == EM_CUDA:
         yield from _kernels_of_cubin(path, read_cubin(place))
     elif machine == EM_AMDGPU:

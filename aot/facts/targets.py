@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from aot.errors import MalformedDocument
 from aot.facts.cubin import read_cubin
-from aot.facts.fatbin import FatImage, ImageKind, read_fatbin
+from aot.facts.fatbin import FatImage, ImageKind, read_embedded, read_fatbin
 from aot.facts.hsaco import read_hsaco
 from aot.schema.capability import Capability
 
@@ -41,6 +41,14 @@ def machine_targets(path: str, place: Path) -> tuple[Capability, ...]:
                 hint="kernels are .cubin, .hsaco or .fatbin files",
                 details={"path": path},
             )
+
+
+def library_targets(library: Path) -> tuple[Capability, ...]:
+    """Return what machine code for cards in a shared object is for: of kernels that nvcc has compiled, as CUTLASS's.
+
+    Raises MalformedDocument.
+    """
+    return tuple(image.capability for image in read_embedded(library) if image.kind is ImageKind.ELF)
 
 
 def fallback_of(kernels: Iterable[tuple[str, Path]]) -> Fallback | None:

@@ -15,7 +15,7 @@ from aot.compile.kernels.code_object import read_code_object
 from aot.compile.kernels.kept import KeptReader
 from aot.errors import AotError, QualificationFailed
 from aot.facts import read_elf
-from aot.facts.targets import fallback_of, machine_targets
+from aot.facts.targets import fallback_of, library_targets, machine_targets
 from aot.pipeline.recheck_function import faults_of_function
 from aot.rules import RULES, Order
 from aot.rules.required import falls_back
@@ -97,6 +97,7 @@ def _faults_of_package(
         offences = offences_in(library, profile) if profile.capability.family == "cpu" else ()
         kernels = [(file.path, paths[file.digest]) for file in _kernel_files(artifact)]
         codes = {path: machine_targets(path, place) for path, place in kernels}
+        codes |= {LIBRARY: inside} if (inside := library_targets(library)) else {}
         usable = {path: [one for one in images if profile.capability.runs(one)] for path, images in codes.items()}
         capability = narrowest_of(profile, {one for images in usable.values() for one in images})
         guards = host_guards(

@@ -24,6 +24,7 @@ NEEDED = {
     "HIP_VISIBLE_DEVICES": "1",
     "ROCR_VISIBLE_DEVICES": "1",
     "LD_LIBRARY_PATH": "/opt/lib",
+    "TORCHINDUCTOR_CUTLASS_DIR": "/opt/cutlass",
     "AOT_DATA_DIR": "/data",
     "AOT_BROKER_URL": "redis://broker",
     "AOT_PROFILE": "cpu-v3",

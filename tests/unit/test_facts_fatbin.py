@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from aot.errors import MalformedDocument
-from aot.facts.fatbin import FatImage, ImageKind, read_fatbin
+from aot.facts.fatbin import ENTRIES, FatImage, ImageKind, read_embedded, read_fatbin
 from aot.facts.kernels import read_kernels
+from aot.facts.targets import library_targets
 from aot.schema.capability import Capability
 from tests.elf_files import an_elf_file
 from tests.kernels import GOLDEN, pack
@@ -72,6 +73,44 @@ def test_the_kernels_of_every_cubin_in_it_are_listed() -> None:
         ("add_kernel", "cuda:sm_80", 640, 16),
         ("add_kernel", "cuda:sm_90a", 640, 16),
     ]
+
+
+def a_library(place: Path, *fatbins: bytes) -> Path:
+    """A shared object as the linker makes it of several that nvcc has compiled: one after the other, at eights."""
+    content = b"".join(one + bytes(-len(one) % 8 + 8) for one in fatbins)
+    place.write_bytes(an_elf_file(sections={".nv_fatbin": (1, content)}))
+    return place
+
+
+def test_what_nvcc_has_put_into_a_library_is_read_and_listed_once(tmp_path: Path) -> None:
+    whole = (GOLDEN / "add.fatbin").read_bytes()
+    packed = a_fatbin(tmp_path, an_image(b"packed", sm=120, flags=0x8011, compressed=6, unpacked=5000)).read_bytes()
+    library = a_library(tmp_path / "model.so", whole, packed, whole)
+    assert [image.kind.name for image in read_embedded(library)] == ["ELF", "ELF", "PTX", "ELF", "ELF", "ELF", "PTX"]
+    assert set(library_targets(library)) == {"cuda:sm_80", "cuda:sm_90a", "cuda:sm_120"}
+    found = read_kernels([("lib/model.so", library)], HOST)
+    assert [(kernel.name, kernel.path, str(kernel.capability), kernel.registers) for kernel in found] == [
+        ("add_kernel", "lib/model.so", "cuda:sm_80", 16),
+        ("add_kernel", "lib/model.so", "cuda:sm_90a", 16),
+    ]
+
+
+def test_a_library_of_no_card_has_nothing_inside(tmp_path: Path) -> None:
+    library = tmp_path / "model.so"
+    library.write_bytes(an_elf_file())
+    assert (read_embedded(library), library_targets(library)) == ((), ())
+
+
+def test_a_library_whose_fat_binary_is_cut_off_is_refused(tmp_path: Path) -> None:
+    library = a_library(tmp_path / "model.so", (GOLDEN / "add.fatbin").read_bytes()[:-64])
+    with pytest.raises(MalformedDocument, match=r"model\.so cannot be read"):
+        read_embedded(library)
+
+
+def test_a_library_of_nothing_but_headers_is_refused_before_all_are_read(tmp_path: Path) -> None:
+    library = a_library(tmp_path / "model.so", *([a_fatbin(tmp_path).read_bytes()] * (ENTRIES + 1)))
+    with pytest.raises(MalformedDocument, match=rf"more than {ENTRIES} images"):
+        read_embedded(library)
 
 
 @needs_tool

@@ -75,9 +75,18 @@ def a_cubin(sm: int, *, specific: bool = False) -> bytes:
     return an_elf_file(machine=190, abi_version=8, flags=sm << 8 | (8 if specific else 0))
 
 
-def on_gpu(*, cubin: bytes, says: str) -> Manifest:
+def a_library(inside: bytes) -> bytes:
+    return an_elf_file(
+        needed=an_elf().needed,
+        asked={"libc.so.6": ("GLIBC_2.34",), "libstdc++.so.6": ("GLIBCXX_3.4.30",)},
+        sections={".nv_fatbin": (1, inside)} if inside else None,
+    )
+
+
+def on_gpu(*, cubin: bytes, says: str, inside: bytes = b"") -> Manifest:
+    """`inside`: a fat binary in the library."""
     profile = a_gpu_profile()
-    base = a_readable_artifact()
+    base = a_readable_artifact(files=(a_file(content=a_library(inside)),))
     own = {guard.kind: guard.value for guard in (*host_guards(says, torch=profile.toolchain.torch), PYTHON)}
     own |= {"cuda": "13.0", "driver": "580.65.06", "sku": "NVIDIA H100 80GB HBM3", "cpu": cpu_capability(profile)}
     artifact = a_readable_artifact(
@@ -86,6 +95,16 @@ def on_gpu(*, cubin: bytes, says: str) -> Manifest:
         host_guards=tuple(HostGuard(kind=kind, value=value) for kind, value in own.items()),
     )
     return a_manifest(a_spec(profile=profile.name), profile=profile, artifacts=(artifact,))
+
+
+def test_kernels_inside_the_library_are_for_cards_too(tmp_path: Path) -> None:
+    for_one = a_fatbin(tmp_path, an_image(a_cubin(90, specific=True), flags=0x11 | 0x10_0000)).read_bytes()
+    check(on_gpu(cubin=a_cubin(90), says="cuda:sm_90a", inside=for_one), tmp_path)
+    with pytest.raises(QualificationFailed, match="its code is for cuda:sm_90a"):
+        check(on_gpu(cubin=a_cubin(90), says="cuda:sm_90", inside=for_one), tmp_path)
+    other = a_fatbin(tmp_path, an_image(a_cubin(100), sm=100)).read_bytes()
+    with pytest.raises(QualificationFailed, match="holds kernels for cuda:sm_100"):
+        check(on_gpu(cubin=a_cubin(90), says="cuda:sm_90", inside=other), tmp_path)
 
 
 def test_a_bundle_whose_files_say_the_same_passes(tmp_path: Path) -> None:
