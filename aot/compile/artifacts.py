@@ -25,7 +25,7 @@ from aot.compile.host import (
 from aot.compile.inductor import CompiledPackage, compile_package
 from aot.compile.job import ARTIFACTS_DIRECTORY, CompileJob, CompileOutcome
 from aot.compile.kernels.kept import keep_kernels
-from aot.compile.measured import compiled_facts, tell_reused, tuned_facts
+from aot.compile.measured import compiled_facts, tell_configured, tell_reused, tuned_facts
 from aot.compile.multi_arch import multi_arch_note
 from aot.compile.options import captures_graphs, inductor_settings, mode_notes
 from aot.compile.program import Program, forward_parameters, forward_speaker
@@ -101,10 +101,11 @@ class ArtifactMaker:
         if not self._job.tuning:
             yield
             return
-        from aot.compile.torch_tuned import collect_measured, seed_measured
+        from aot.compile.torch_tuned import collect_measured, seeded
 
-        seed_measured(parse_measured(Path(self._job.tuning).read_bytes()))
-        yield
+        with seeded(parse_measured(Path(self._job.tuning).read_bytes())) as configurations:
+            yield
+        self._warnings += tell_configured(configurations)
         (Path(self._job.out) / TUNING_FILE).write_bytes(encode(collect_measured()))
 
     def _identify(self) -> Fingerprint:
@@ -251,7 +252,7 @@ class ArtifactMaker:
         profile, package, described = self._job.profile, built.package, built.described
         elf = read_elf(package.library)
         kernels = [(path, package.directory / path) for path in package.files if path.endswith((".cubin", FATBIN))]
-        capability = capability_of(profile, [place for _, place in kernels])
+        capability = capability_of(profile, [place for _, place in kernels], library=package.library)
         built_for = host_guards(
             elf,
             profile,

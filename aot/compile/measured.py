@@ -1,6 +1,6 @@
 """What a compiled artifact tells of its tuning and of the card's clocks, among its facts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from aot.compile.torch_tuning import Tuning
 from aot.environment.clocks import observe_clocks
@@ -28,3 +28,9 @@ def tell_reused(artifacts: Sequence[Artifact]) -> Iterator[str]:
     tuned = [kernel for artifact in artifacts for kernel in tuned_kernels(artifact)]
     if reused := sum(kernel.reused for kernel in tuned):
         yield f"{reused} of {len(tuned)} tuned kernels as earlier builds have measured them"
+
+
+def tell_configured(taken: Collection[str]) -> Iterator[str]:
+    """Say how many generated kernels were not searched for a configuration again, where any was not."""
+    if taken:
+        yield f"{len(taken)} generated kernels configured as earlier builds have found best"

@@ -1,14 +1,66 @@
 """Inductor's caches of measurements: filled before a build, and read after it. Runs in the compile child."""
 
+import contextlib
 import json
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from aot.compile.tuned import Measured, Timings
 
 
-def seed_measured(measured: Measured) -> None:
-    """Let Inductor find `measured` where it would have kept it itself."""
+@contextlib.contextmanager
+def seeded(measured: Measured) -> Iterator[set[str]]:
+    """Inside the block Inductor goes by `measured`; yields the configurations that it has taken, by their place.
+
+    Inductor finds what it would have kept itself, but of a configuration that is the end of a search it forgets that:
+    the mark is an attribute of Triton's Config, and Config leaves it out when a compile worker pickles it (torch 2.11
+    and 2.13, Triton 3.6 to 3.9). Every kernel would be searched again from where the search before has ended.
+    """
+    from torch._inductor.runtime import triton_heuristics
+
+    _seed(measured)
+    taken: set[str] = set()
+    owner, name = triton_heuristics.CachingAutotuner, "coordinate_descent_tuning"
+    search = getattr(owner, name, None)
+    if search is None:
+        yield taken
+        return
+
+    def descend(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
+        place = _end_of_search(autotuner, launcher.config)
+        if place is None:
+            return search(autotuner, launcher, *args, **named)
+        launcher.config.found_by_coordesc = True
+        taken.update({place} & measured.configurations.keys())
+        return launcher
+
+    setattr(owner, name, descend)
+    try:
+        yield taken
+    finally:
+        setattr(owner, name, search)
+
+
+def _end_of_search(autotuner: Any, config: Any) -> str | None:
+    """Where it is written down that a search for this kernel has ended with `config`; None where it has not."""
+    from torch._inductor.runtime import autotune_cache, cache_dir_utils
+    from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
+
+    cache = getattr(autotuner.save_cache_hook, "__self__", None)
+    if not isinstance(cache, autotune_cache.AutotuneCache) or not cache.local_cache:
+        return None
+    best = cache.read_best(autotuner.inductor_meta, [config])
+    if not getattr(best, "found_by_coordesc", False):
+        return None
+    if triton_config_to_hashable(best) != triton_config_to_hashable(config):
+        return None
+    return os.path.relpath(cache.local_cache[1], cache_dir_utils.cache_dir())
+
+
+def _seed(measured: Measured) -> None:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     if measured.timings:

@@ -1,0 +1,122 @@
+"""The search for a generated kernel's configuration, where an earlier build has ended it. No kernel runs here."""
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot.compile.tuned import Measured
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.torch
+
+META = {"kernel_name": "add", "coordinate_descent_tuning": True, "autotune_local_cache": True}
+SOURCE = "ab/cabin.py"
+
+
+def configured(block: int, warps: int = 4) -> Any:
+    from torch._inductor.runtime.triton_compat import Config
+
+    return Config({"XBLOCK": block}, num_warps=warps, num_stages=1)
+
+
+def a_tuner() -> Any:
+    """A kernel's tuner as a compile worker makes it: with all configurations, or with the one that was found."""
+    import triton
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner, check_autotune_cache
+
+    from tests.inductor import add
+
+    card = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90, major=9, warp_size=32)
+    filename = str(Path(cache_dir()) / SOURCE)
+    configs, cache, _ = check_autotune_cache([configured(64), configured(128)], filename, META)
+    about = {"signature": {"in0": "*fp32"}, "constants": {}, "device": card}
+    save = cache and cache.save
+    return CachingAutotuner(
+        triton.jit(add), about, configs, save, [], True, HeuristicType.POINTWISE, inductor_meta=META, filename=filename
+    )
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """The configurations that a search was begun from; each ends where it began."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    begun: list[Any] = []
+
+    def search(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
+        begun.append(launcher.config.kwargs)
+        return launcher
+
+    monkeypatch.setattr(CachingAutotuner, "_coordinate_descent_tuning", search)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "later"))
+    return begun
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, ended: bool) -> Measured:
+    """What an earlier build has left of the kernel: the end of a search, or its best configuration before one."""
+    from aot.compile.torch_tuned import collect_measured
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "earlier"))
+        best = configured(1024, 8) if ended else configured(128)
+        a_tuner().save_cache_hook(best, 5, found_by_coordesc=ended)
+        return collect_measured()
+
+
+def through_a_worker(config: Any) -> Any:
+    return SimpleNamespace(config=pickle.loads(pickle.dumps(config)))
+
+
+def test_what_a_worker_brings_has_lost_that_its_search_has_ended(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Why there is anything to mend: with a Triton that keeps the mark, torch asks for no search."""
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(measured(monkeypatch, tmp_path, ended=True)):
+        (found,) = a_tuner().configs
+    assert found.found_by_coordesc and found.kwargs == {"XBLOCK": 1024}
+    assert not hasattr(through_a_worker(found).config, "found_by_coordesc")
+
+
+def test_a_kernel_is_not_searched_again(searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from aot.compile.torch_tuned import seeded
+
+    known = measured(monkeypatch, tmp_path, ended=True)
+    with seeded(known) as taken:
+        tuner = a_tuner()
+        launcher = through_a_worker(tuner.configs[0])
+        assert tuner.coordinate_descent_tuning(launcher) is launcher
+        assert launcher.config.found_by_coordesc  # or torch would ask at every call
+    assert not searched
+    assert taken == set(known.configurations) and len(taken) == 1
+    tuner.coordinate_descent_tuning(through_a_worker(tuner.configs[0]))
+    assert searched == [{"XBLOCK": 1024}]  # outside, torch does what it does
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_kernel_is_searched_from_what_is_no_end(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: bool
+) -> None:
+    """The best of those that are offered, whether or not a search from elsewhere has ended."""
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(measured(monkeypatch, tmp_path, ended=ended)) as taken:
+        a_tuner().coordinate_descent_tuning(through_a_worker(configured(128)))
+    assert searched == [{"XBLOCK": 128}] and not taken
+
+
+def test_what_this_build_has_searched_itself_is_not_told_as_an_earlier_ones(
+    searched: list[Any], tmp_path: Path
+) -> None:
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(Measured()) as taken:
+        a_tuner().save_cache_hook(configured(1024, 8), 5, found_by_coordesc=True)
+        a_tuner().coordinate_descent_tuning(through_a_worker(configured(1024, 8)))
+    assert not searched and not taken
