@@ -48,6 +48,8 @@ def save_route(options: argparse.Namespace, module: Any, inputs_of: Callable[[in
             # Without a name it goes where a captured command may write.
             Path(options.file or Path(tempfile.gettempdir()) / BLOB).write_bytes(content)
         case "save-aot-compile":
+            # Off in torch 2.11, where a compiled function has no `aot_compile` then; on in 2.13.
+            torch._dynamo.config.enable_aot_compile = True
             compiled = torch.compile(type(module).forward, fullgraph=True, dynamic=False, mode=options.mode)
             inputs = inputs_of(options.batches[0] if options.batches else 0)
             compiled.aot_compile(((module, *inputs), {})).save_compiled_function(options.file)
