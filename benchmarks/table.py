@@ -53,7 +53,8 @@ def render(report: Mapping[str, Any], mode: str) -> list[str]:
     lines = [f"Mode `{mode}`; {_where(report['host'])}.", *_elsewhere(report, mode), ""]
     lines += [*_starts(rows), "", *_steady(rows), "", *_sizes(rows)]
     lines += ["", *caches] if (caches := list(render_caches(rows))) else []
-    lines += ["", *_regions(report), *_second_builds(report, mode)]
+    for table in (list(_regions(report)), list(_second_builds(report, mode))):
+        lines += ["", *table] if table else []
     found = [*missed(report, mode), *never_begun(report, mode)]
     lines += ["", "Missed:" if found else "Missed: nothing.", *([""] if found else []), *(f"* {one}" for one in found)]
     return lines

@@ -1,5 +1,6 @@
 """The bookkeeping of a card's benchmark: which rows are planned, kept and replaced, and what the table says of them."""
 
+import itertools
 import json
 import subprocess
 from argparse import Namespace
@@ -151,6 +152,24 @@ def test_regions_are_judged_by_what_they_save_and_keep() -> None:
     tuned = a_report({**one, "row": "regions-tuned", "mode": MODE, "times_cheaper": 1.1, "speed_kept": {"1": 0.5}})
     assert any(line.startswith(f"| DiT | {MODE} | 50.0 s | 10.0 s | 1.1x | 1 |") for line in render(tuned, MODE))
     assert not any("regions" in line for line in missed(tuned, MODE) if "not run yet" not in line)
+
+
+def test_a_table_begins_after_an_empty_line() -> None:
+    """Without one Markdown makes it rows of the table before."""
+    regions = {"model": "dit", "mode": "default", "row": "regions", "title": "DiT", "times_cheaper": 8.0}
+    regions |= {
+        "speed_kept": {"1": 1.0},
+        "compile_seconds": {"whole": 50.0, "auto": 5.0},
+        "steady": {way: speeds((1, 1.0)) for way in ("whole", "auto", "eager")},
+    }
+    second = {"model": "dit", "mode": MODE, "row": "second-build", "title": "DiT", "saved": 0.9}
+    second |= {"tuning_seconds": {way: 1.0 for way in ("first", "fresh", "again")}}
+    second["builds"] = {"again": {"reused": 9, "tuned": 10}}
+    lines = render(a_report(a_row("dit", "ours"), regions, second), MODE)
+    heads = [number for number, line in enumerate(lines) if line.startswith("|---")]
+    assert len(heads) == 5 and all(lines[number - 2] == "" for number in heads)
+    for report in (a_report(regions), a_report(second)):
+        assert not any(one == other == "" for one, other in itertools.pairwise(render(report, MODE)))
 
 
 def test_rows_of_another_mode_are_left_out_but_for_jit_in_its_own() -> None:
