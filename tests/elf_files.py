@@ -44,6 +44,7 @@ def an_elf_file(
     symbols: Sequence[SymbolRow] = (),
     symbol_table: int = SHT_DYNSYM,
     sections: Mapping[str, tuple[int, bytes]] | None = None,
+    section_flags: int = 0,
     text: bytes = b"",
     with_sections: bool = True,
 ) -> bytes:
@@ -85,7 +86,7 @@ def an_elf_file(
         rows.append(_section_row(names.add(".strtab"), SHT_STRTAB, texts_offset, len(symbol_texts), 0))
         rows.append(_section_row(names.add(".symbols"), symbol_table, table_offset, len(table), 1))
     for name, (kind, content) in (sections or {}).items():
-        rows.append(_section_row(names.add(name), kind, place(content), len(content), 0))
+        rows.append(_section_row(names.add(name), kind, place(content), len(content), 0, flags=section_flags))
     names_name = names.add(".shstrtab")
     rows.append(_section_row(names_name, SHT_STRTAB, place(names.content), len(names.content), 0))
     sections_at = place(b"".join(rows)) if with_sections else 0
@@ -200,5 +201,5 @@ def _symbols(symbols: Sequence[SymbolRow]) -> tuple[bytes, bytes]:
     return table, texts.content
 
 
-def _section_row(name: int, kind: int, offset: int, size: int, link: int) -> bytes:
-    return struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, size, link, 0, 1, 0)
+def _section_row(name: int, kind: int, offset: int, size: int, link: int, *, flags: int = 0) -> bytes:
+    return struct.pack("<IIQQQQIIQQ", name, kind, flags, 0, offset, size, link, 0, 1, 0)

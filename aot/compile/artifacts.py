@@ -242,8 +242,8 @@ class ArtifactMaker:
             observe_process(), job.recipe, job.profile, settings=self._settings, multiplies=multiplies
         )
 
-    def _fallback(self, kernels: list[tuple[str, Path]], capability: Capability) -> Fallback | None:
-        fallback = fallback_of(kernels)
+    def _fallback(self, kernels: list[tuple[str, Path]], capability: Capability, library: Path) -> Fallback | None:
+        fallback = fallback_of(kernels, library=library)
         if note := multi_arch_note(self._job.recipe, capability, fallback):
             self._warnings.append(note)
         return fallback
@@ -258,7 +258,7 @@ class ArtifactMaker:
             profile,
             torch=profile.toolchain.torch,
             capability=capability,
-            fallback=self._fallback(kernels, capability),
+            fallback=self._fallback(kernels, capability, package.library),
             of_module=self._tree is not None,
         )
         kept, why = keep_kernels(dict(kernels), package.directory, self._job)

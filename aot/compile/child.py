@@ -98,9 +98,10 @@ def run_job(job: CompileJob, progress: Progress) -> CompileOutcome:
 
         check_card(job.profile)
         check_options(job.recipe.options, known_options())
-        import_cutlass(job.recipe)
         torch.manual_seed(job.seed)
         program = open_job(job)
+        # It puts stand-ins for scipy and other packages on Python's path: a model that looks for those was imported.
+        import_cutlass(job.recipe)
         _start_workers(job.profile)
         program = place_program(program, job.profile.torch_device)
     isa = prepare_compiler(job)

@@ -7,6 +7,7 @@ build is refused. CUTLASS is no part of torch's wheel; it lies where TORCHINDUCT
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,11 @@ _ASKED = f"option {_BACKENDS} names CUTLASS"
 _PARTS = ("python/cutlass_library", "python/cutlass_cppgen", "python/pycute", "include/cutlass", "tools/util/include")
 # What the sources include of the toolkit beside the compiler's own headers: a slim one may lack it.
 _HEADER = "curand_kernel.h"
+# What torch imports of it, in this order (torch/_inductor/codegen/cutlass/utils.py).
+_MODULES = (
+    *("cutlass_cppgen", "cutlass_library.generator", "cutlass_library.library", "cutlass_library.manifest"),
+    "pycute",
+)
 _VERSION = re.compile(r"^#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", re.MULTILINE)
 
 
@@ -84,13 +90,16 @@ def _require_header(place: Path, toolkit: Path) -> None:
 
 
 def find_cutlass(environ: Mapping[str, str]) -> Path:
-    """Return where torch looks for CUTLASS, as of 2.11: whether it is there is not asked."""
+    """Return where torch looks for CUTLASS, as of 2.11: whether it is there is not asked.
+
+    Raises BackendFailed without torch.
+    """
     if named := environ.get(CUTLASS_DIR):
         return Path(named).resolve()
     found = find_spec("torch")  # looks, and imports nothing
     for place in (found and found.submodule_search_locations) or ():
         return Path(place).resolve().parent / "third_party" / "cutlass"
-    return Path("third_party/cutlass").resolve()
+    raise _failed(f"{_ASKED}, and torch, which would use it, is not installed", "install torch on the worker")
 
 
 def report_cutlass(report: CompileReport, place: Path | None) -> CompileReport:
@@ -110,17 +119,20 @@ def import_cutlass(recipe: Recipe) -> None:
 
     if try_import_cutlass():
         return
-    try:
-        import cutlass_cppgen  # type: ignore[import-not-found]  # noqa: F401
-
-        why = "torch does not say why"
-    except ImportError as error:
-        why = str(error)
     raise _failed(
-        f"{_ASKED}, and torch cannot import it: {why}",
+        f"{_ASKED}, and torch cannot import it: {_why_not_imported()}",
         "install what is missing on the worker, lay out a CUTLASS of the release that this torch is made for, or "
         "leave it out",
     )
+
+
+def _why_not_imported() -> str:
+    for name in _MODULES:
+        try:
+            import_module(name)
+        except ImportError as error:
+            return f"{name}: {error}"
+    return "torch does not say why"
 
 
 def _failed(message: str, hint: str) -> BackendFailed:

@@ -38,13 +38,13 @@ _PRECISIONS = "highest high medium"
 _COOPERATIVE = ("triton.cooperative_reductions", "triton.force_cooperative_reductions")
 
 
-def capability_of(profile: Profile, kernels: Iterable[Path], *, library: Path | None = None) -> Capability:
+def capability_of(profile: Profile, kernels: Iterable[Path], *, library: Path | None) -> Capability:
     """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other, those
     for `sm_100f` on its family. Of a fat binary's images those count that run on the profile's card; those inside
     `library` are kernels too."""
-    found = {one for path in kernels for one in machine_targets(path.name, path)}
-    found |= set(library_targets(library) if library else ())
-    return narrowest_of(profile, {one for one in found if profile.capability.runs(one)} or found)
+    codes = [*(machine_targets(path.name, path) for path in kernels), *(library_targets(library) if library else ())]
+    usable = [[one for one in images if profile.capability.runs(one)] or images for images in codes]
+    return narrowest_of(profile, {one for images in usable for one in images})
 
 
 def narrowest_of(profile: Profile, found: Collection[Capability]) -> Capability:

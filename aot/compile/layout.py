@@ -145,8 +145,9 @@ class Layout:
                 needed["PATH"] += f":{toolkit}"
             if self.cutlass:
                 needed[CUTLASS_DIR] = str(self.inside("cutlass"))
-                # nvcc asks for gcc, and CUTLASS's own checks hold the names of their files: g++ maps them.
-                needed["NVCC_PREPEND_FLAGS"] = f"-ccbin={self.inside('job/bin/g++')}"
+                # nvcc asks for gcc, and CUTLASS's own checks hold the names of their files: our g++ maps them. It is
+                # found in PATH, for nvcc knows no quotes. What is compressed could not be listed.
+                needed["NVCC_PREPEND_FLAGS"] = "-ccbin=g++ -no-compress"
             needed |= card_variables(whole_environ())
             if assembler := find_assembler():
                 needed[ASSEMBLER] = str(assembler)

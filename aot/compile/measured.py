@@ -31,6 +31,6 @@ def tell_reused(artifacts: Sequence[Artifact]) -> Iterator[str]:
 
 
 def tell_configured(taken: Collection[str]) -> Iterator[str]:
-    """Say how many generated kernels were not searched for a configuration again, where any was not."""
+    """Say of how many generated kernels the configuration was not searched for again, where of any."""
     if taken:
-        yield f"{len(taken)} generated kernels configured as earlier builds have found best"
+        yield f"configurations of generated kernels as earlier builds have found them: {len(taken)}"

@@ -11,7 +11,6 @@ to sm_120, suffixes a and f, all of its --compress-mode), and with what cuobjdum
 is refused by name and not guessed.
 """
 
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from aot.errors import InvalidCapability
 from aot.facts.cubin import CubinFacts, facts_of_cubin
-from aot.facts.elf import Elf
+from aot.facts.elf import SHF_COMPRESSED, SHT_NOBITS, Elf, Section
 from aot.facts.image import Image, open_image
 from aot.schema.capability import Capability
 
@@ -30,8 +29,8 @@ _HEADER = struct.Struct("<IHHQ")
 # kind, version, header size, padded size, compressed size, -, minor, major, architecture, -, flags, -, unpacked size
 _ENTRY = struct.Struct("<HHIQIIHHIQQQQ")
 _ARCH_SPECIFIC, _FAMILY_SPECIFIC = 0x10_0000, 0x20_0000
-_EMBEDDED = ".nv_fatbin"
-_NOT_ZERO = re.compile(rb"[^\0]")
+# What the driver takes, and what `nvcc -rdc=true` leaves for its linker.
+_EMBEDDED = (".nv_fatbin", "__nv_relfatbin")
 _COMPRESSIONS = {0x8000: "zstd", 0x2000: "lz4"}
 
 
@@ -61,24 +60,34 @@ def read_fatbin(path: Path) -> tuple[FatImage, ...]:
         return _images_of(image)
 
 
-def read_embedded(library: Path) -> tuple[FatImage, ...]:
-    """Return the images of all fat binaries that nvcc has put into a shared object; none where it has not.
+def read_embedded(library: Path) -> Iterator[tuple[FatImage, ...]]:
+    """Yield the images of each fat binary that nvcc has put into a shared object, one after the other.
 
     Raises MalformedDocument, and OSError.
     """
     with open_image(library) as image:
-        elf = Elf(image)
-        section = elf.section(_EMBEDDED)
-        content = b"" if section is None else elf.content_of(section)
-    found: list[FatImage] = []
-    whole, offset, count = Image(content, name=library.name), 0, 0
-    # One after the other, as the linker has put them: each begins at a multiple of eight, with zeros before it.
-    while begin := _NOT_ZERO.search(content, offset):
-        _, _, header_bytes, size_bytes = whole.unpack(_HEADER, begin.start())
-        found += _images_of(Image(whole.bytes_at(begin.start(), header_bytes + size_bytes), name=library.name))
-        offset, count = begin.start() + header_bytes + size_bytes, count + 1
-        whole.check_count(max(count, len(found)), limit=ENTRIES, what="images")
-    return tuple(found)
+        for section in Elf(image).sections:
+            if section.name in _EMBEDDED:
+                yield from _fatbins_of(image, section)
+
+
+def _fatbins_of(image: Image, section: Section) -> Iterator[tuple[FatImage, ...]]:
+    if section.kind == SHT_NOBITS or section.flags & SHF_COMPRESSED:
+        raise image.malformed(f"its section {section.name} has no bytes as they are (flags {section.flags:#x})")
+    begin, end, seen = section.offset, section.offset + section.size_bytes, 0
+    # As the linker has put them: each begins at a multiple of eight, with zeros before it.
+    while (begin := image.after_zeros(begin, end=end)) < end:
+        magic, _, header_bytes, size_bytes = image.unpack(_HEADER, begin)
+        size_bytes += header_bytes
+        if magic != MAGIC or size_bytes > end - begin:
+            raise image.malformed(
+                f"its section {section.name} has {end - begin} bytes from offset {begin} on, and no fat binary of "
+                f"{size_bytes} bytes there (it begins with {magic:#x}, a fat binary with {MAGIC:#x})"
+            )
+        images = _images_of(Image(image.bytes_at(begin, size_bytes), name=f"{image.name}, {section.name}"))
+        begin, seen = begin + size_bytes, seen + max(1, len(images))
+        image.check_count(seen, limit=ENTRIES, what=f"images in {section.name}")
+        yield images
 
 
 def _images_of(image: Image) -> tuple[FatImage, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 from aot.errors import MalformedDocument
 
 TEXT_BYTES = 16 * 1024  # the longest name that is believed: mangled C++ names reach a few kilobytes
+_ZEROS = re.compile(rb"\0*")
 
 
 class Image:
@@ -36,6 +37,11 @@ class Image:
         if stop < 0:
             raise self.malformed(f"a text at offset {offset} has no end")
         return self._content[offset:stop].decode("utf-8", errors="backslashreplace")
+
+    def after_zeros(self, offset: int, *, end: int) -> int:
+        """Return the offset of the first byte from `offset` on that is not zero, `end` where all are before it."""
+        found = _ZEROS.match(self._content, offset, end)  # whatever is left of a file is searched at once, not by bytes
+        return offset if found is None else found.end()
 
     def find_all(self, needle: bytes, *, start: int = 0, end: int | None = None) -> Iterator[int]:
         """Yield every offset of `needle`, also overlapping ones."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from aot.errors import MalformedDocument
-from aot.facts.cubin import CubinFacts, read_cubin
+from aot.facts.cubin import KERNELS, CubinFacts, read_cubin
 from aot.facts.elf import EM_AARCH64, EM_AMDGPU, EM_CUDA, EM_X86_64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, Elf
-from aot.facts.fatbin import ImageKind, read_embedded, read_fatbin
+from aot.facts.fatbin import FatImage, ImageKind, read_embedded, read_fatbin
 from aot.facts.hsaco import read_hsaco
 from aot.facts.image import open_image
 from aot.facts.isa import read_isa
@@ -67,23 +67,35 @@ def _kernels_of_cubin(path: str, cubin: CubinFacts) -> Iterator[KernelFacts]:
 
 def _kernels_of_images(path: str, place: Path) -> Iterator[KernelFacts]:
     """Those of every cubin in a fat binary; its PTX is no binary yet. Raises MalformedDocument for a packed cubin."""
-    for image in read_fatbin(place):
+    yield from _kernels_in(read_fatbin(place), path)
+
+
+def _kernels_in(images: Iterable[FatImage], path: str) -> Iterator[KernelFacts]:
+    for image in images:
         if image.cubin is not None:
             yield from _kernels_of_cubin(path, image.cubin)
         elif image.kind is ImageKind.ELF:
             raise MalformedDocument(
                 f"{path} cannot be read: its image for {image.capability} is compressed with {image.compression}",
-                hint="build fat binaries with --compress-mode=none, or one cubin for each card",
+                hint="have nvcc leave it as it is (-no-compress), or make one cubin for each card",
                 details={"path": path},
             )
 
 
 def _embedded_kernels(path: str, place: Path) -> Iterator[KernelFacts]:
-    """Those that nvcc has compiled into a shared object, each once; of a compressed cubin nothing is known."""
-    cubins = (image.cubin for image in read_embedded(place) if image.cubin is not None)
-    found = (kernel for cubin in cubins for kernel in _kernels_of_cubin(path, cubin))
+    """Those that nvcc has compiled into a shared object. Raises MalformedDocument for a packed cubin, and too many."""
     # Two products by one template are two cubins with a kernel of one name.
-    yield from {(kernel.name, kernel.capability): kernel for kernel in found}.values()
+    found: dict[tuple[str, Capability], KernelFacts] = {}
+    for images in read_embedded(place):
+        for kernel in _kernels_in(images, path):
+            found[kernel.name, kernel.capability] = kernel
+        if len(found) > KERNELS:
+            raise MalformedDocument(
+                f"{path} cannot be read: it has more than {KERNELS} kernels for cards inside",
+                hint="compile the model by regions, or in smaller parts",
+                details={"path": path},
+            )
+    yield from found.values()
 
 
 def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFacts]:

@@ -43,19 +43,23 @@ def machine_targets(path: str, place: Path) -> tuple[Capability, ...]:
             )
 
 
-def library_targets(library: Path) -> tuple[Capability, ...]:
-    """Return what machine code for cards in a shared object is for: of kernels that nvcc has compiled, as CUTLASS's.
+def library_targets(library: Path) -> tuple[tuple[Capability, ...], ...]:
+    """Return what the machine code of each fat binary in a shared object is for: nvcc puts them there, as CUTLASS's.
 
     Raises MalformedDocument.
     """
-    return tuple(image.capability for image in read_embedded(library) if image.kind is ImageKind.ELF)
+    return tuple(
+        tuple(image.capability for image in images if image.kind is ImageKind.ELF) for images in read_embedded(library)
+    )
 
 
-def fallback_of(kernels: Iterable[tuple[str, Path]]) -> Fallback | None:
+def fallback_of(kernels: Iterable[tuple[str, Path]], *, library: Path | None) -> Fallback | None:
     """Return the PTX that all `kernels` (path, place) have; None where one has none, or none that a newer card takes.
 
-    Raises MalformedDocument.
+    Kernels inside `library` are not asked for theirs: with one of them there is none. Raises MalformedDocument.
     """
+    if library is not None and next(read_embedded(library), None) is not None:
+        return None
     found = [_portable(place) if path.endswith(FATBIN) else None for path, place in kernels]
     if not found or None in found:
         return None

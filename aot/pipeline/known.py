@@ -154,6 +154,8 @@ def _misfit(artifact: Artifact) -> tuple[str, str] | None:
         return "all blocks of its cooperative kernels wait for each other, and their grids were sized for its card", ""
     if len(libraries) != 1:
         return f"it has kernels in libraries of their own: {', '.join(libraries)}", ""
+    if any(one.path.startswith(LIBRARY) and one.capability.family != "cpu" for one in artifact.binaries):
+        return "its library holds kernels that nvcc compiled for its card (CUTLASS), of which nothing is kept", ""
     if machine != platform.machine():
         return f"its wrapper is for {machine}, this machine is {platform.machine()}", f"do this on {machine}"
     if cubins and artifact.kept is None:

@@ -113,7 +113,7 @@ def _for_card(
     library = next(paths[file.digest] for file in files if file.path.startswith(LIBRARY))
     kernels = [paths[file.digest] for file in cubins]
     _refuse_newer_driver(kernels, profile)
-    capability = capability_of(profile, kernels)
+    capability = capability_of(profile, kernels, library=library)
     return record_binaries(
         replace(
             artifact,

@@ -97,7 +97,7 @@ def _faults_of_package(
         offences = offences_in(library, profile) if profile.capability.family == "cpu" else ()
         kernels = [(file.path, paths[file.digest]) for file in _kernel_files(artifact)]
         codes = {path: machine_targets(path, place) for path, place in kernels}
-        codes |= {LIBRARY: inside} if (inside := library_targets(library)) else {}
+        codes |= {f"{LIBRARY}{number}": images for number, images in enumerate(library_targets(library))}
         usable = {path: [one for one in images if profile.capability.runs(one)] for path, images in codes.items()}
         capability = narrowest_of(profile, {one for images in usable.values() for one in images})
         guards = host_guards(
@@ -106,7 +106,7 @@ def _faults_of_package(
             torch=profile.toolchain.torch,
             capability=capability,
             # Who claims less than his files could do claims nothing false.
-            fallback=fallback_of(kernels) if falls_back(artifact) else None,
+            fallback=fallback_of(kernels, library=library) if falls_back(artifact) else None,
             of_module=isinstance(manifest.spec.source, FactorySource),
         )
     except AotError as error:

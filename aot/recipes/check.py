@@ -34,6 +34,7 @@ RESERVED_VARIABLES: dict[str, str] = {
     "MKL_ENABLE_INSTRUCTIONS": "the profile decides it",
     "TRITON_CACHE_DIR": "caches are private to a build",
     **dict.fromkeys(CARD_VARIABLES, "a build takes the card that its worker was given"),
+    **dict.fromkeys(("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"), "the profile decides what nvcc compiles for"),
     "TRITON_PTXAS_PATH": "one assembler serves all processes of a build, or each compiles what another has",
 }
 _RESERVED_PREFIXES = ("AOT_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "LD_")

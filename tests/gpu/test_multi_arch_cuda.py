@@ -59,11 +59,12 @@ def test_every_kernel_is_a_fat_binary_for_this_card() -> None:
 
 def test_the_guards_say_what_the_ptx_is_worth() -> None:
     compiled, _ = built()
-    for artifact in compiled.artifacts:
+    for number, artifact in enumerate(compiled.artifacts):
         kernels = [
             (file.path, compiled.paths[file.digest]) for file in artifact.files if file.path.startswith("cubin/")
         ]
-        fallback, guards = fallback_of(kernels), {guard.kind: guard.value for guard in artifact.host_guards}
+        fallback = fallback_of(kernels, library=builds.library_of(compiled, number))
+        guards = {guard.kind: guard.value for guard in artifact.host_guards}
         if fallback is None:
             # From sm_90 on Triton's PTX is for one architecture alone.
             assert torch.cuda.get_device_capability() >= (9, 0)

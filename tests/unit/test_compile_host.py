@@ -23,6 +23,7 @@ from aot.schema.recipe import Mode, Recipe, Route
 from aot.select import REQUIRED_GUARDS
 from tests.builders import a_device, a_profile, a_toolchain, altered
 from tests.elf_files import an_elf_file
+from tests.unit.test_facts_fatbin import a_fatbin, an_image
 
 ELF = ElfFacts(machine="x86_64", needed=("libc.so.6",), libc_floor="2.34", libstdcxx_floor="3.4.30")
 
@@ -58,15 +59,21 @@ def test_a_gpu_package_also_records_runtime_driver_and_sku() -> None:
     assert set(found) <= set(RULES)
 
 
+EXACT = an_image(an_elf_file(machine=EM_CUDA, abi_version=8, flags=0x900640A), sm=100, flags=0x11 | 0x10_0000)
+
+
 def test_kernels_for_one_architecture_alone_make_the_artifact_so(tmp_path: Path) -> None:
     gpu = a_profile(capability="cuda:sm_100", device=a_device())
     plain, exact = tmp_path / "a.cubin", tmp_path / "b.cubin"
     for path, flags in ((plain, 0x9006402), (exact, 0x900640A)):  # as ptxas 12.8 writes them
         path.write_bytes(an_elf_file(machine=EM_CUDA, abi_version=8, flags=flags))
-    assert capability_of(gpu, [plain]) == "cuda:sm_100"
-    assert capability_of(gpu, [plain, exact]) == "cuda:sm_100a"
-    assert not Capability("cuda:sm_103").runs(capability_of(gpu, [exact]))
-    assert capability_of(a_profile(), []) == "cpu:x86-64-v3"
+    assert capability_of(gpu, [plain], library=None) == "cuda:sm_100"
+    assert capability_of(gpu, [plain, exact], library=None) == "cuda:sm_100a"
+    assert not Capability("cuda:sm_103").runs(capability_of(gpu, [exact], library=None))
+    assert capability_of(a_profile(), [], library=None) == "cpu:x86-64-v3"
+    inside = tmp_path / "model.so"
+    inside.write_bytes(an_elf_file(sections={".nv_fatbin": (1, a_fatbin(tmp_path, EXACT).read_bytes())}))
+    assert capability_of(gpu, [plain], library=inside) == "cuda:sm_100a"
     guards_of_it = host_guards(ELF, gpu, torch="x", capability=Capability("cuda:sm_100a"))
     assert {guard.kind: guard.value for guard in guards_of_it}["capability"] == "cuda:sm_100a"
 
@@ -260,4 +267,4 @@ def test_an_artifact_is_for_what_its_narrowest_kernel_is_for(
 ) -> None:
     gpu = a_profile(capability="cuda:sm_100", device=a_device())
     monkeypatch.setattr(host, "machine_targets", lambda name, path: (Capability(name),))
-    assert capability_of(gpu, [Path(kernel) for kernel in kernels]) == found
+    assert capability_of(gpu, [Path(kernel) for kernel in kernels], library=None) == found

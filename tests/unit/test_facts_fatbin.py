@@ -10,7 +10,7 @@ import pytest
 from aot.errors import MalformedDocument
 from aot.facts.fatbin import ENTRIES, FatImage, ImageKind, read_embedded, read_fatbin
 from aot.facts.kernels import read_kernels
-from aot.facts.targets import library_targets
+from aot.facts.targets import fallback_of, library_targets
 from aot.schema.capability import Capability
 from tests.elf_files import an_elf_file
 from tests.kernels import GOLDEN, pack
@@ -75,19 +75,27 @@ def test_the_kernels_of_every_cubin_in_it_are_listed() -> None:
     ]
 
 
-def a_library(place: Path, *fatbins: bytes) -> Path:
-    """A shared object as the linker makes it of several that nvcc has compiled: one after the other, at eights."""
-    content = b"".join(one + bytes(-len(one) % 8 + 8) for one in fatbins)
-    place.write_bytes(an_elf_file(sections={".nv_fatbin": (1, content)}))
+def joined(*fatbins: bytes) -> bytes:
+    """As the linker leaves them: one after the other, at multiples of eight."""
+    return b"".join(one + bytes(-len(one) % 8 + 8) for one in fatbins)
+
+
+def a_library(place: Path, *fatbins: bytes, section: str = ".nv_fatbin", kind: int = 1, flags: int = 0) -> Path:
+    """A shared object of several sources that nvcc has compiled."""
+    place.write_bytes(an_elf_file(sections={section: (kind, joined(*fatbins))}, section_flags=flags))
     return place
 
 
 def test_what_nvcc_has_put_into_a_library_is_read_and_listed_once(tmp_path: Path) -> None:
     whole = (GOLDEN / "add.fatbin").read_bytes()
-    packed = a_fatbin(tmp_path, an_image(b"packed", sm=120, flags=0x8011, compressed=6, unpacked=5000)).read_bytes()
-    library = a_library(tmp_path / "model.so", whole, packed, whole)
-    assert [image.kind.name for image in read_embedded(library)] == ["ELF", "ELF", "PTX", "ELF", "ELF", "ELF", "PTX"]
-    assert set(library_targets(library)) == {"cuda:sm_80", "cuda:sm_90a", "cuda:sm_120"}
+    language = a_fatbin(tmp_path, an_image(b"text", kind=1, sm=100)).read_bytes()
+    library = a_library(tmp_path / "model.so", whole, language, whole)
+    assert [[image.kind.name for image in images] for images in read_embedded(library)] == [
+        ["ELF", "ELF", "PTX"],
+        ["PTX"],
+        ["ELF", "ELF", "PTX"],
+    ]
+    assert library_targets(library) == (("cuda:sm_80", "cuda:sm_90a"), (), ("cuda:sm_80", "cuda:sm_90a"))
     found = read_kernels([("lib/model.so", library)], HOST)
     assert [(kernel.name, kernel.path, str(kernel.capability), kernel.registers) for kernel in found] == [
         ("add_kernel", "lib/model.so", "cuda:sm_80", 16),
@@ -95,22 +103,59 @@ def test_what_nvcc_has_put_into_a_library_is_read_and_listed_once(tmp_path: Path
     ]
 
 
+def test_every_section_that_can_hold_them_is_read(tmp_path: Path) -> None:
+    whole = (GOLDEN / "add.fatbin").read_bytes()
+    library = a_library(tmp_path / "model.so", whole, section="__nv_relfatbin")
+    assert len(library_targets(library)) == 1
+    both = {".nv_fatbin": (1, b""), "__nv_relfatbin": (1, joined(whole, whole))}
+    library.write_bytes(an_elf_file(sections=both))
+    assert len(library_targets(library)) == 2
+
+
 def test_a_library_of_no_card_has_nothing_inside(tmp_path: Path) -> None:
     library = tmp_path / "model.so"
     library.write_bytes(an_elf_file())
-    assert (read_embedded(library), library_targets(library)) == ((), ())
+    assert (list(read_embedded(library)), library_targets(library)) == ([], ())
 
 
-def test_a_library_whose_fat_binary_is_cut_off_is_refused(tmp_path: Path) -> None:
-    library = a_library(tmp_path / "model.so", (GOLDEN / "add.fatbin").read_bytes()[:-64])
-    with pytest.raises(MalformedDocument, match=r"model\.so cannot be read"):
-        read_embedded(library)
+def test_with_kernels_inside_the_library_there_is_no_ptx_for_all(tmp_path: Path) -> None:
+    kernels = [("cubin/add.fatbin", GOLDEN / "add.fatbin")]
+    plain, library = tmp_path / "plain.so", tmp_path / "model.so"
+    plain.write_bytes(an_elf_file())
+    assert fallback_of(kernels, library=plain) == fallback_of(kernels, library=None) is not None
+    assert fallback_of(kernels, library=a_library(library, (GOLDEN / "add.fatbin").read_bytes())) is None
 
 
-def test_a_library_of_nothing_but_headers_is_refused_before_all_are_read(tmp_path: Path) -> None:
-    library = a_library(tmp_path / "model.so", *([a_fatbin(tmp_path).read_bytes()] * (ENTRIES + 1)))
-    with pytest.raises(MalformedDocument, match=rf"more than {ENTRIES} images"):
-        read_embedded(library)
+def test_a_packed_cubin_in_a_library_is_refused_where_its_kernels_are_listed(tmp_path: Path) -> None:
+    packed = a_fatbin(tmp_path, an_image(b"packed", sm=90, flags=0x8011, compressed=6, unpacked=5000)).read_bytes()
+    library = a_library(tmp_path / "model.so", packed)
+    assert library_targets(library) == (("cuda:sm_90",),)
+    with pytest.raises(MalformedDocument, match="for cuda:sm_90 is compressed with zstd") as caught:
+        list(read_kernels([("lib/model.so", library)], HOST))
+    assert "-no-compress" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "words"),
+    [
+        ("cut", {}, r"has \d+ bytes from offset \d+ on, and no fat binary of \d+ bytes there"),
+        ("other", {}, r"section \.nv_fatbin has .* \(it begins with 0x6f6f6f6f, a fat binary with 0xba55ed50\)"),
+        ("whole", {"kind": 8}, r"section \.nv_fatbin has no bytes as they are"),
+        ("whole", {"flags": 0x800}, r"no bytes as they are \(flags 0x800\)"),
+        ("empty", {}, rf"more than {ENTRIES} images in \.nv_fatbin"),
+        ("many", {}, rf"more than {ENTRIES} images in \.nv_fatbin"),
+    ],
+)
+def test_a_section_that_holds_no_fat_binaries_is_refused_by_name(
+    tmp_path: Path, content: str, more: dict[str, int], words: str
+) -> None:
+    whole = (GOLDEN / "add.fatbin").read_bytes()
+    some = a_fatbin(tmp_path, *([an_image(b"text", kind=1)] * 64)).read_bytes()
+    contents = {"cut": [whole[:-64]], "other": [b"o" * 64], "whole": [whole], "many": [some] * (ENTRIES // 64 + 1)}
+    contents["empty"] = [a_fatbin(tmp_path).read_bytes()] * (ENTRIES + 1)
+    library = a_library(tmp_path / "model.so", *contents[content], **more)
+    with pytest.raises(MalformedDocument, match=rf"model\.so cannot be read .*{words}"):
+        list(read_embedded(library))
 
 
 @needs_tool

@@ -13,6 +13,7 @@ from aot.pipeline.known import Known, choose_known, find_card, why_not
 from aot.pipeline.other_card import _assemble, _facts, nothing_run
 from aot.proof import faults_of
 from aot.runtime.fetch import Candidate, blobs_of
+from aot.schema.artifact import KernelFacts
 from aot.schema.devices import CARDS, card_profile, is_of_catalogue
 from aot.schema.digest import Digest
 from aot.schema.manifest import Manifest, encode_manifest
@@ -74,6 +75,10 @@ def test_a_package_that_keeps_its_kernels_can_be_started_from() -> None:
         ({"kept": None}, "it keeps nothing of its kernels: an older version built it"),
         ({"route": Route.FUNCTION}, "it is of the route function"),
         ({"files": (a_file(), a_file("cubin/c1.fatbin", b"fat"))}, "its kernels are fat binaries"),
+        (
+            {"binaries": (KernelFacts(name="k", path="lib/model.so", capability=H100.capability, size_bytes=1),)},
+            r"its library holds kernels that nvcc compiled for its card \(CUTLASS\)",
+        ),
         ({"files": (*FILES, a_file("lib/custom.so", b"more"))}, "kernels in libraries of their own: .*lib/custom.so"),
         ({"facts": {"cooperative_kernels": "true"}}, "cooperative kernels wait for each other"),
         ({"elf": an_elf(machine="riscv64")}, "its wrapper is for riscv64, this machine is"),

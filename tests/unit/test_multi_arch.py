@@ -99,37 +99,37 @@ def test_a_child_that_packs_kernels_finds_the_toolkit(tmp_path: Path, monkeypatc
 def test_the_machine_code_and_the_ptx_of_a_file_are_told_apart(tmp_path: Path) -> None:
     path = fat(tmp_path)
     assert machine_targets("cubin/k.fatbin", path) == ("cuda:sm_86",)
-    assert fallback_of([("cubin/k.fatbin", path)]) == FALLBACK
-    assert capability_of(A10, [path]) == "cuda:sm_86"
+    assert fallback_of([("cubin/k.fatbin", path)], library=None) == FALLBACK
+    assert capability_of(A10, [path], library=None) == "cuda:sm_86"
     real = GOLDEN / "add.fatbin"
     assert machine_targets("cubin/add.fatbin", real) == ("cuda:sm_80", "cuda:sm_90a")
-    assert fallback_of([("cubin/add.fatbin", real)]) == Fallback(Capability("cuda:compute_80"), "8.8")
+    assert fallback_of([("cubin/add.fatbin", real)], library=None) == Fallback(Capability("cuda:compute_80"), "8.8")
     with pytest.raises(MalformedDocument, match="no kernel that can be read"):
         machine_targets("cubin/k.spv", path)
 
 
 def test_of_a_files_images_those_count_that_run_on_the_profiles_card() -> None:
     hopper = a_profile(capability="cuda:sm_90", device=a_device())
-    assert capability_of(hopper, [GOLDEN / "add.fatbin"]) == "cuda:sm_90a"
+    assert capability_of(hopper, [GOLDEN / "add.fatbin"], library=None) == "cuda:sm_90a"
     ampere = a_profile(capability="cuda:sm_80", device=a_device())
-    assert capability_of(ampere, [GOLDEN / "add.fatbin"]) == "cuda:sm_80"
+    assert capability_of(ampere, [GOLDEN / "add.fatbin"], library=None) == "cuda:sm_80"
 
 
 def test_an_artifact_falls_back_only_where_all_its_kernels_do(tmp_path: Path) -> None:
     newer = fat(tmp_path, ptx=89, version=(8, 5))
     both = [("cubin/a.fatbin", fat(tmp_path)), ("cubin/b.fatbin", newer)]
-    assert fallback_of(both) == Fallback(Capability("cuda:compute_89"), "8.7")
+    assert fallback_of(both, library=None) == Fallback(Capability("cuda:compute_89"), "8.7")
     cubin = tmp_path / "c.cubin"
     cubin.write_bytes(an_elf_file(machine=EM_CUDA, abi_version=8, flags=86 << 8))
-    assert fallback_of([*both, ("cubin/c.cubin", cubin)]) is None
-    assert fallback_of([*both, ("cubin/d.fatbin", fat(tmp_path, ptx=None))]) is None
-    assert fallback_of([]) is None
+    assert fallback_of([*both, ("cubin/c.cubin", cubin)], library=None) is None
+    assert fallback_of([*both, ("cubin/d.fatbin", fat(tmp_path, ptx=None))], library=None) is None
+    assert fallback_of([], library=None) is None
 
 
 @pytest.mark.parametrize("suffix", ["a", "f"])
 def test_ptx_of_one_architecture_alone_stands_in_for_nothing(tmp_path: Path, suffix: str) -> None:
     """What Triton writes from sm_90 on."""
-    assert fallback_of([("cubin/k.fatbin", fat(tmp_path, ptx=100, suffix=suffix))]) is None
+    assert fallback_of([("cubin/k.fatbin", fat(tmp_path, ptx=100, suffix=suffix))], library=None) is None
 
 
 def test_the_report_says_what_the_option_came_to() -> None:

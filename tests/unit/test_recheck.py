@@ -105,6 +105,9 @@ def test_kernels_inside_the_library_are_for_cards_too(tmp_path: Path) -> None:
     other = a_fatbin(tmp_path, an_image(a_cubin(100), sm=100)).read_bytes()
     with pytest.raises(QualificationFailed, match="holds kernels for cuda:sm_100"):
         check(on_gpu(cubin=a_cubin(90), says="cuda:sm_90", inside=other), tmp_path)
+    # Each of them is what one product runs: that another one fits is no help.
+    with pytest.raises(QualificationFailed, match="holds kernels for cuda:sm_100"):
+        check(on_gpu(cubin=a_cubin(90), says="cuda:sm_90a", inside=for_one + other), tmp_path)
 
 
 def test_a_bundle_whose_files_say_the_same_passes(tmp_path: Path) -> None:

@@ -111,6 +111,30 @@ def test_a_kernel_is_searched_from_what_is_no_end(
     assert searched == [{"XBLOCK": 128}] and not taken
 
 
+def test_a_kernel_that_nothing_is_kept_of_is_searched(searched: list[Any]) -> None:
+    """As where a recipe turns that cache off."""
+    from aot.compile.torch_tuned import seeded
+
+    tuner = a_tuner()
+    tuner.save_cache_hook = None
+    with seeded(Measured()):
+        tuner.coordinate_descent_tuning(through_a_worker(configured(128)))
+    assert searched == [{"XBLOCK": 128}]
+
+
+def test_a_torch_that_searches_by_another_name_is_left_alone(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    from aot.compile.torch_tuned import seeded
+
+    monkeypatch.delattr(CachingAutotuner, "coordinate_descent_tuning")
+    with seeded(Measured()) as taken:
+        assert taken == set()
+    assert not hasattr(CachingAutotuner, "coordinate_descent_tuning")
+
+
 def test_what_this_build_has_searched_itself_is_not_told_as_an_earlier_ones(
     searched: list[Any], tmp_path: Path
 ) -> None:
