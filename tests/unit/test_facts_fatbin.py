@@ -260,3 +260,27 @@ def test_a_cut_file_is_refused(tmp_path: Path, size: int) -> None:
     path.write_bytes((GOLDEN / "add.fatbin").read_bytes()[:size])
     with pytest.raises(MalformedDocument):
         read_fatbin(path)
+
+
+@needs_tool
+def test_a_library_of_two_sources_that_this_machine_compiles_is_read(tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None or shutil.which("g++") is None:
+        pytest.skip("no nvcc")
+    flags = ("-no-compress", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC", "-c")
+    objects = []
+    for name in ("one", "two"):
+        source, made = tmp_path / f"{name}.cu", tmp_path / f"{name}.o"
+        source.write_text(f'extern "C" __global__ void {name}(float *x) {{ x[threadIdx.x] += 1; }}\n')
+        done = subprocess.run(["nvcc", *flags, str(source), "-o", str(made)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"nvcc does not work here: {done.stderr[-200:]}")
+        objects.append(str(made))
+    library = tmp_path / "model.so"
+    subprocess.run(["g++", "-shared", *objects, "-o", str(library)], check=True)
+    assert library_targets(library) == (("cuda:sm_90a",), ("cuda:sm_90a",))
+    found = [kernel for kernel in read_kernels([("lib/model.so", library)], HOST) if kernel.capability != HOST]
+    assert [(kernel.name, str(kernel.capability)) for kernel in found] == [
+        ("one", "cuda:sm_90a"),
+        ("two", "cuda:sm_90a"),
+    ]
+    assert all(kernel.registers for kernel in found)
