@@ -13,7 +13,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from aot.compile.multi_arch import MULTI_ARCH, find_toolkit, wants_multi_arch
+from aot.compile.multi_arch import MULTI_ARCH, require_toolkit, wants_multi_arch
+from aot.compile.options import GEMM_BACKENDS, gemm_backends
 from aot.compile.toolchain import SEARCH_PATH
 from aot.config import whole_environ
 from aot.errors import BackendFailed, InvalidSpec
@@ -22,8 +23,7 @@ from aot.schema.recipe import Recipe
 from aot.schema.report import CompileReport
 
 CUTLASS_DIR = "TORCHINDUCTOR_CUTLASS_DIR"
-_BACKENDS = "max_autotune_gemm_backends"
-_ASKED = f"option {_BACKENDS} names CUTLASS"
+_ASKED = f"option {GEMM_BACKENDS} names CUTLASS"
 # What torch links into its own path, and what it has nvcc look in.
 _PARTS = ("python/cutlass_library", "python/cutlass_cppgen", "python/pycute", "include/cutlass", "tools/util/include")
 # What the sources include of the toolkit beside the compiler's own headers: a slim one may lack it.
@@ -37,8 +37,7 @@ _VERSION = re.compile(r"^#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", re.MULTI
 
 
 def wants_cutlass(recipe: Recipe) -> bool:
-    named = str(recipe.options.get(_BACKENDS) or "")
-    return "CUTLASS" in (one.strip().upper() for one in named.split(","))
+    return "CUTLASS" in gemm_backends(recipe)
 
 
 def check_cutlass(
@@ -67,14 +66,7 @@ def check_cutlass(
             f"{_ASKED}, and this worker has none: there is no {missing} in {place}",
             f"lay CUTLASS out on the worker and name its directory in {CUTLASS_DIR} (docs/gpu.md), or leave it out",
         )
-    toolkit = find_toolkit(search_path=search_path)
-    if toolkit is None:
-        raise _failed(
-            f"{_ASKED}, which needs nvcc of the CUDA toolkit, and this worker has none: looked in {search_path} and "
-            "among NVIDIA's wheels",
-            "install the toolkit of torch's CUDA release on the worker, or leave CUTLASS out",
-        )
-    _require_header(place, toolkit)
+    _require_header(place, require_toolkit(f"{_ASKED}, which", "CUTLASS", search_path=search_path))
     return place
 
 

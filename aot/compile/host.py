@@ -6,7 +6,7 @@ from typing import Any
 
 from aot.compile.options import captures_graphs, cpu_capability
 from aot.errors import BackendFailed
-from aot.facts.targets import Fallback, library_targets, machine_targets
+from aot.facts.targets import Fallback, machine_codes
 from aot.rules import OLDEST_DRIVERS
 from aot.rules.profile import profile_guards
 from aot.rules.required import COOPERATIVE_FACT
@@ -42,7 +42,7 @@ def capability_of(profile: Profile, kernels: Iterable[Path], *, library: Path | 
     """Return what the code really is for: kernels compiled for `sm_90a` run on that architecture and on no other, those
     for `sm_100f` on its family. Of a fat binary's images those count that run on the profile's card; those inside
     `library` are kernels too."""
-    codes = [*(machine_targets(path.name, path) for path in kernels), *(library_targets(library) if library else ())]
+    codes = machine_codes(((path.name, path) for path in kernels), library=library)
     usable = [[one for one in images if profile.capability.runs(one)] or images for images in codes]
     return narrowest_of(profile, {one for images in usable for one in images})
 

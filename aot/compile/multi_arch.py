@@ -35,14 +35,20 @@ def check_multi_arch(recipe: Recipe, profile: Profile, *, search_path: str = SEA
             f"option {MULTI_ARCH} is for cards of NVIDIA, the profile is {profile.capability}",
             hint="leave it out of options, or ask for a profile of such a card",
         )
-    if find_toolkit(search_path=search_path) is None:
+    require_toolkit(f"option {MULTI_ARCH}", "the option", search_path=search_path)
+
+
+def require_toolkit(wish: str, part: str, *, search_path: str) -> Path:
+    """Return where nvcc is. Raises BackendFailed where it is nowhere: `wish` needs it, without `part` nothing does."""
+    if (toolkit := find_toolkit(search_path=search_path)) is None:
         raise BackendFailed(
-            f"option {MULTI_ARCH} needs nvcc of the CUDA toolkit, and this worker has none: looked in {search_path} "
+            f"{wish} needs nvcc of the CUDA toolkit, and this worker has none: looked in {search_path} "
             "and among NVIDIA's wheels",
             hint="install the toolkit of torch's CUDA release on the worker (nvidia-cuda-nvcc, or /usr/local/cuda), "
-            "or leave the option out",
+            f"or leave {part} out",
             details={"backend": "nvcc", "region": "", "log": ""},
         )
+    return toolkit
 
 
 def find_toolkit(*, search_path: str = SEARCH_PATH) -> Path | None:

@@ -12,6 +12,7 @@ from aot.schema.capability import Capability
 from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe
 
+GEMM_BACKENDS = "max_autotune_gemm_backends"
 _FAMILIES = {"triton": ("cuda", "rocm"), "cuda": ("cuda",), "cutlass": ("cuda",), "rocm": ("rocm",)}
 # For how many threads loops are planned where they adapt to those that there are: a pod of middle size.
 PLANNED_THREADS = 8
@@ -52,7 +53,7 @@ def inductor_settings(recipe: Recipe, profile: Profile) -> dict[str, Any]:
     settings["cpp.threads"] = PLANNED_THREADS if profile.threads is None else profile.threads
     if recipe.freeze:
         settings |= {"freezing": True, "aot_inductor.package_constants_in_so": True}
-        settings |= {"max_autotune_gemm_backends": "CPP,ATEN"} if profile.capability.family == "cpu" else {}
+        settings |= {GEMM_BACKENDS: "CPP,ATEN"} if profile.capability.family == "cpu" else {}
     else:
         settings |= {"freezing": False, "aot_inductor.package_constants_in_so": False, "cpp.weight_prepack": False}
         if profile.capability.family == "cpu":
@@ -61,6 +62,12 @@ def inductor_settings(recipe: Recipe, profile: Profile) -> dict[str, Any]:
             settings["layout_optimization"] = False
     settings |= gpu_settings(profile) | cpu_settings(profile)
     return settings | dict(recipe.options)
+
+
+def gemm_backends(recipe: Recipe) -> tuple[str, ...]:
+    """Return the backends that a recipe names for matrix products, as Inductor reads them; none where it names none."""
+    named = str(recipe.options.get(GEMM_BACKENDS) or "")
+    return tuple(one.strip().upper() for one in named.split(",")) if named else ()
 
 
 def gpu_settings(profile: Profile) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,34 @@ def seeded(measured: Measured) -> Iterator[set[str]]:
 
     _seed(measured)
     taken: set[str] = set()
-    owner, name = triton_heuristics.CachingAutotuner, "coordinate_descent_tuning"
-    search = getattr(owner, name, None)
-    if search is None:
+
+    def known_or(search: Callable[..., Any]) -> Callable[..., Any]:
+        def descend(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
+            place = _end_of_search(autotuner, launcher.config)
+            if place is None:
+                return search(autotuner, launcher, *args, **named)
+            launcher.config.found_by_coordesc = True
+            taken.update({place} & measured.configurations.keys())
+            return launcher
+
+        return descend
+
+    with wrapped(triton_heuristics.CachingAutotuner, "coordinate_descent_tuning", known_or):
         yield taken
+
+
+@contextlib.contextmanager
+def wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Inside the block `owner` has `wrap` of its own function `name`; a release without one is left alone."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
         return
-
-    def descend(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
-        place = _end_of_search(autotuner, launcher.config)
-        if place is None:
-            return search(autotuner, launcher, *args, **named)
-        launcher.config.found_by_coordesc = True
-        taken.update({place} & measured.configurations.keys())
-        return launcher
-
-    setattr(owner, name, descend)
+    setattr(owner, name, wrap(original))
     try:
-        yield taken
+        yield
     finally:
-        setattr(owner, name, search)
+        setattr(owner, name, original)
 
 
 def _end_of_search(autotuner: Any, config: Any) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aot.compile.torch_tuned import measurements_written
+from aot.compile.torch_tuned import measurements_written, wrapped
 from aot.environment.clocks import ReadClocks, clock_reader
 from aot.schema.artifact import Kernel
 from aot.schema.environment import Clocks
@@ -101,9 +101,7 @@ def watch_tuning(
             (select_algorithm.AlgorithmSelectorCache, "do_autotuning", watch.of_choices),
             *((triton_heuristics.CachingAutotuner, name, watch.of_configurations) for name in _CONFIGURING),
         ):
-            if original := getattr(owner, name, None):
-                setattr(owner, name, wrap(original))
-                whole.callback(setattr, owner, name, original)
+            whole.enter_context(wrapped(owner, name, wrap))
         yield tuning
 
 

@@ -66,9 +66,14 @@ def read_embedded(library: Path) -> Iterator[tuple[FatImage, ...]]:
     Raises MalformedDocument, and OSError.
     """
     with open_image(library) as image:
-        for section in Elf(image).sections:
-            if section.name in _EMBEDDED:
-                yield from _fatbins_of(image, section)
+        yield from embedded_in(Elf(image))
+
+
+def embedded_in(elf: Elf) -> Iterator[tuple[FatImage, ...]]:
+    """As `read_embedded`, of a shared object that is open."""
+    for section in elf.sections:
+        if section.name in _EMBEDDED:
+            yield from _fatbins_of(elf.image, section)
 
 
 def _fatbins_of(image: Image, section: Section) -> Iterator[tuple[FatImage, ...]]:

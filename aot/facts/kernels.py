@@ -11,7 +11,7 @@ from pathlib import Path
 from aot.errors import MalformedDocument
 from aot.facts.cubin import KERNELS, CubinFacts, read_cubin
 from aot.facts.elf import EM_AARCH64, EM_AMDGPU, EM_CUDA, EM_X86_64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, Elf
-from aot.facts.fatbin import FatImage, ImageKind, read_embedded, read_fatbin
+from aot.facts.fatbin import FatImage, ImageKind, embedded_in, read_fatbin
 from aot.facts.hsaco import read_hsaco
 from aot.facts.image import open_image
 from aot.facts.isa import read_isa
@@ -65,12 +65,8 @@ def _kernels_of_cubin(path: str, cubin: CubinFacts) -> Iterator[KernelFacts]:
         )
 
 
-def _kernels_of_images(path: str, place: Path) -> Iterator[KernelFacts]:
+def _kernels_of_images(path: str, images: Iterable[FatImage]) -> Iterator[KernelFacts]:
     """Those of every cubin in a fat binary; its PTX is no binary yet. Raises MalformedDocument for a packed cubin."""
-    yield from _kernels_in(read_fatbin(place), path)
-
-
-def _kernels_in(images: Iterable[FatImage], path: str) -> Iterator[KernelFacts]:
     for image in images:
         if image.cubin is not None:
             yield from _kernels_of_cubin(path, image.cubin)
@@ -82,12 +78,12 @@ def _kernels_in(images: Iterable[FatImage], path: str) -> Iterator[KernelFacts]:
             )
 
 
-def _embedded_kernels(path: str, place: Path) -> Iterator[KernelFacts]:
+def _embedded_kernels(path: str, elf: Elf) -> Iterator[KernelFacts]:
     """Those that nvcc has compiled into a shared object. Raises MalformedDocument for a packed cubin, and too many."""
     # Two products by one template are two cubins with a kernel of one name.
     found: dict[tuple[str, Capability], KernelFacts] = {}
-    for images in read_embedded(place):
-        for kernel in _kernels_in(images, path):
+    for images in embedded_in(elf):
+        for kernel in _kernels_of_images(path, images):
             found[kernel.name, kernel.capability] = kernel
         if len(found) > KERNELS:
             raise MalformedDocument(
@@ -100,7 +96,7 @@ def _embedded_kernels(path: str, place: Path) -> Iterator[KernelFacts]:
 
 def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFacts]:
     if path.endswith(_FATBIN):
-        yield from _kernels_of_images(path, place)
+        yield from _kernels_of_images(path, read_fatbin(place))
         return
     with open_image(place) as image:
         elf = Elf(image)
@@ -108,7 +104,7 @@ def _kernels_of(path: str, place: Path, host: Capability) -> Iterator[KernelFact
         if machine in (EM_X86_64, EM_AARCH64):
             for name, size in _host_kernels(elf).items():
                 yield KernelFacts(name=name, path=path, capability=host, size_bytes=size)
-            yield from _embedded_kernels(path, place)
+            yield from _embedded_kernels(path, elf)
     if machine == EM_CUDA:
         yield from _kernels_of_cubin(path, read_cubin(place))
     elif machine == EM_AMDGPU:

@@ -43,6 +43,15 @@ def machine_targets(path: str, place: Path) -> tuple[Capability, ...]:
             )
 
 
+def machine_codes(kernels: Iterable[tuple[str, Path]], *, library: Path | None) -> list[tuple[Capability, ...]]:
+    """Return what each of `kernels` (path, place) is for, and each fat binary in `library`.
+
+    Raises MalformedDocument.
+    """
+    codes = [machine_targets(path, place) for path, place in kernels]
+    return [*codes, *(library_targets(library) if library else ())]
+
+
 def library_targets(library: Path) -> tuple[tuple[Capability, ...], ...]:
     """Return what the machine code of each fat binary in a shared object is for: nvcc puts them there, as CUTLASS's.
 

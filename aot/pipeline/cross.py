@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from aot.bundle import write_bundle
-from aot.compile.options import refuse_other_machine
+from aot.compile.options import GEMM_BACKENDS, gemm_backends, refuse_other_machine
 from aot.environment import observe_node
 from aot.errors import InvalidSpec
 from aot.pipeline.build import Question, Staged, compile_draft, read_staged
@@ -26,7 +26,6 @@ from aot.schema.wire.workers import ProfileView
 from aot.source import OpenedSource
 
 _ARM_NAMES, _LEAST_ARM = ("cpu-arm", "cpu-aarch64"), Capability("cpu:armv8-a")
-_BACKENDS = "max_autotune_gemm_backends"
 
 
 def find_cross_profile(name: Name, views: Sequence[ProfileView], *, node: NodeFacts) -> Profile | None:
@@ -92,13 +91,12 @@ def refuse_measuring(recipe: Recipe, profile: Profile) -> None:
 
     With weights outside nothing is tuned on a CPU, and of one backend there is one candidate.
     """
-    backends = str(recipe.options.get(_BACKENDS, "")).split(",")
-    if recipe.freeze and recipe.mode.tunes and (len(backends) > 1 or not backends[0]):
+    if recipe.freeze and recipe.mode.tunes and len(gemm_backends(recipe)) != 1:
         raise InvalidSpec(
             f"mode {recipe.mode} with frozen weights measures candidates on the CPU, and this one does not run code "
             f"for {profile.capability}",
             hint=f"build it on a worker of {profile.name}, use mode default, or let it choose between no two: "
-            f"--option {_BACKENDS}=CPP",
+            f"--option {GEMM_BACKENDS}=CPP",
         )
 
 

@@ -15,7 +15,7 @@ from aot.compile.kernels.code_object import read_code_object
 from aot.compile.kernels.kept import KeptReader
 from aot.errors import AotError, QualificationFailed
 from aot.facts import read_elf
-from aot.facts.targets import fallback_of, library_targets, machine_targets
+from aot.facts.targets import fallback_of, machine_codes
 from aot.pipeline.recheck_function import faults_of_function
 from aot.rules import RULES, Order
 from aot.rules.required import falls_back
@@ -96,10 +96,9 @@ def _faults_of_package(
         elf = read_elf(library)
         offences = offences_in(library, profile) if profile.capability.family == "cpu" else ()
         kernels = [(file.path, paths[file.digest]) for file in _kernel_files(artifact)]
-        codes = {path: machine_targets(path, place) for path, place in kernels}
-        codes |= {f"{LIBRARY}{number}": images for number, images in enumerate(library_targets(library))}
-        usable = {path: [one for one in images if profile.capability.runs(one)] for path, images in codes.items()}
-        capability = narrowest_of(profile, {one for images in usable.values() for one in images})
+        codes = machine_codes(kernels, library=library)
+        usable = [[one for one in images if profile.capability.runs(one)] for images in codes]
+        capability = narrowest_of(profile, {one for images in usable for one in images})
         guards = host_guards(
             elf,
             profile,
@@ -118,7 +117,7 @@ def _faults_of_package(
         yield f"it says it is for {artifact.capability}, its code is for {capability}"
     for offence in offences[:MOST_LISTED]:
         yield f"its code is not for {profile.capability}: {offence}"
-    foreign = {one for path, images in codes.items() if not usable[path] for one in images}
+    foreign = {one for images, fitting in zip(codes, usable, strict=True) if not fitting for one in images}
     if foreign:
         yield f"it holds kernels for {', '.join(sorted(foreign))}, which {profile.capability} does not run"
     yield from _faults_of_guards(artifact, guards)

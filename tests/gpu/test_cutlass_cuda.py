@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from aot.bundle import write_bundle
 from aot.compile.cutlass import CUTLASS_DIR, check_cutlass
 from aot.compile.run import Compiled
 from aot.errors import BackendFailed
@@ -15,9 +14,7 @@ from aot.facts.targets import library_targets
 from aot.runtime.load import load_bundle
 from aot.schema.measured import candidates_of
 from aot.schema.recipe import Mode, Recipe
-from aot.schema.report import Qualification
 from aot.schema.spec import Limits
-from tests.builders import a_manifest, a_spec
 from tests.gpu.test_compile_cuda import this_card
 from tests.integration import compiled as builds
 
@@ -109,17 +106,7 @@ def test_its_kernel_is_in_the_library_and_listed_for_this_card() -> None:
 
 def test_the_bundle_loads_elsewhere_and_computes_what_eager_does(tmp_path: Path) -> None:
     compiled, source = built()
-    profile = this_card()
-    manifest = a_manifest(
-        a_spec("net", profile=profile.name, recipe=RECIPE, limits=LIMITS),
-        profile=profile,
-        artifacts=compiled.artifacts,
-        canaries=(),
-        qualification=Qualification(),
-        fingerprint=compiled.fingerprint,
-        compile_report=compiled.report,
-    )
-    bundle = write_bundle(tmp_path / "bundle", manifest=manifest, files=dict(compiled.paths))
+    bundle = builds.bundle_of(compiled, tmp_path, name="net", profile=this_card(), recipe=RECIPE, limits=LIMITS)
     module = builds.open_module(source, seed=7).module.cuda()
     eager = copy.deepcopy(module)
     model = load_bundle(bundle.directory, module, fallback="raise")

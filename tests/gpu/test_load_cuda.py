@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aot.bundle import StoredBundle, write_bundle
+from aot.bundle import StoredBundle
 from aot.compile.run import Compiled
 from aot.qualify import Proof, qualify
 from aot.runtime.compiled import CompiledModel
@@ -17,9 +17,8 @@ from aot.schema.artifact import Artifact, Winner
 from aot.schema.measured import Measured, clocks_of, memory_of, spell_point
 from aot.schema.profile import Profile
 from aot.schema.recipe import Mode, Recipe
-from aot.schema.report import Qualification
 from aot.schema.spec import Limits
-from tests.builders import a_manifest, a_spec, altered
+from tests.builders import altered
 from tests.gpu.test_compile_cuda import this_card
 from tests.integration import compiled as builds
 
@@ -65,16 +64,10 @@ def bundle_of(code: str, place: Path, *artifacts: Artifact) -> StoredBundle:
     """The build of `code` as a bundle, or one of its `artifacts` as a proof has left them."""
     compiled, _, profile = built(code)
     place.mkdir(parents=True, exist_ok=True)
-    manifest = a_manifest(
-        a_spec("net", profile=profile.name, recipe=Recipe(mode=Mode.REDUCE_OVERHEAD), limits=LIMITS),
-        profile=profile,
-        artifacts=artifacts or compiled.artifacts,
-        canaries=(),
-        qualification=Qualification(),
-        fingerprint=compiled.fingerprint,
-        compile_report=compiled.report,
+    recipe = Recipe(mode=Mode.REDUCE_OVERHEAD)
+    return builds.bundle_of(
+        compiled, place, name="net", profile=profile, artifacts=artifacts, recipe=recipe, limits=LIMITS
     )
-    return write_bundle(place / "bundle", manifest=manifest, files=dict(compiled.paths))
 
 
 def a_module(code: str, device: str) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from aot.bundle import StoredBundle, write_bundle
 from aot.compile.program import Program, open_factory
 from aot.compile.run import Compiled, compile_source
 from aot.compile.strip import strip_program
@@ -26,11 +27,13 @@ from aot.runtime.container import Container
 from aot.sandbox import Bubblewrap, find_sandbox
 from aot.schema.artifact import Artifact, ConstantKind
 from aot.schema.capability import Capability
+from aot.schema.digest import Digest
 from aot.schema.names import Name
 from aot.schema.profile import Profile
 from aot.schema.recipe import Dimension, Recipe, Regions
+from aot.schema.report import Qualification
 from aot.schema.spec import Limits, Spec
-from tests.builders import a_spec
+from tests.builders import a_manifest, a_spec
 
 LIMITS = Limits(wall_seconds=300, memory_bytes=6 << 30, processes=64, disk_bytes=4 << 30)
 
@@ -231,6 +234,30 @@ UNFROZEN = {"whole": everything, "buckets": bucketed, "regions": in_regions, "st
 def library_of(compiled: Compiled, index: int = 0) -> Path:
     artifact = compiled.artifacts[index]
     return next(compiled.paths[file.digest] for file in artifact.files if file.path == "lib/model.so")
+
+
+def bundle_of(
+    compiled: Compiled,
+    place: Path,
+    *,
+    name: str = "everything",
+    profile: Profile | None = None,
+    artifacts: tuple[Artifact, ...] = (),
+    files: Mapping[Digest, Path] | None = None,
+    **spec: Any,
+) -> StoredBundle:
+    """The build as an unproven bundle, or one of other `artifacts` and `files`; `spec` is what else was asked for."""
+    profile = profile or here()
+    manifest = a_manifest(
+        a_spec(name, profile=profile.name, **spec),
+        profile=profile,
+        artifacts=artifacts or compiled.artifacts,
+        canaries=(),
+        qualification=Qualification(),
+        fingerprint=compiled.fingerprint,
+        compile_report=compiled.report,
+    )
+    return write_bundle(place / "bundle", manifest=manifest, files=dict(compiled.paths if files is None else files))
 
 
 def open_module(source: Source, *, seed: int) -> Program:

@@ -7,8 +7,7 @@ from aot.bundle import StoredBundle, write_bundle
 from aot.compile.run import Compiled
 from aot.qualify import Proof, qualify
 from aot.schema.recipe import Recipe, Route
-from aot.schema.report import Qualification
-from tests.builders import a_manifest, a_spec, altered
+from tests.builders import altered
 from tests.integration import compiled as builds
 
 RECIPE = Recipe(routes=(Route.FUNCTION,))
@@ -60,18 +59,8 @@ def head() -> tuple[Compiled, builds.Source]:
 def stored() -> StoredBundle:
     """The build as an unproven bundle."""
     compiled, _ = head()
-    profile = builds.here()
-    manifest = a_manifest(
-        a_spec("head", profile=profile.name, recipe=RECIPE),
-        profile=profile,
-        artifacts=compiled.artifacts,
-        canaries=(),
-        qualification=Qualification(),
-        fingerprint=compiled.fingerprint,
-        compile_report=compiled.report,
-    )
     place = builds.scratch_directory("function-bundle")
-    return write_bundle(place / "bundle", manifest=manifest, files=dict(compiled.paths))
+    return builds.bundle_of(compiled, place, name="head", recipe=RECIPE)
 
 
 @cache

@@ -15,7 +15,7 @@ from aot.runtime.load import load_bundle
 from aot.schema.artifact import CoverageKind
 from aot.schema.recipe import Dimension, Recipe, Regions
 from tests.integration import compiled as builds
-from tests.integration.test_compiled_build import bundle_of, loaded
+from tests.integration.test_compiled_build import loaded
 
 pytestmark = pytest.mark.torch
 
@@ -134,7 +134,7 @@ def test_every_shared_build_is_among_those_that_get_a_second_set_of_weights() ->
 @pytest.mark.parametrize("name", builds.UNFROZEN)
 def test_two_sets_of_weights_on_one_unfrozen_build_come_out_right_over_two_calls(name: str, tmp_path: Path) -> None:
     compiled, source = builds.UNFROZEN[name]()
-    directory = bundle_of(compiled, tmp_path).directory
+    directory = builds.bundle_of(compiled, tmp_path).directory
     units = sum(len(artifact.instances) for artifact in compiled.artifacts if artifact.region) or 1
     models = []
     for seed in (21, 22):

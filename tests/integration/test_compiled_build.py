@@ -7,36 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from aot.bundle import StoredBundle, write_bundle
 from aot.compile.run import Compiled
 from aot.runtime.compiled import CompiledModel
 from aot.runtime.load import load_bundle
-from aot.schema.report import Qualification
-from tests.builders import a_manifest, a_spec
 from tests.integration import compiled as builds
 
 pytestmark = pytest.mark.torch
-
-
-def bundle_of(compiled: Compiled, place: Path) -> StoredBundle:
-    profile = builds.here()
-    manifest = a_manifest(
-        a_spec("everything", profile=profile.name),
-        profile=profile,
-        artifacts=compiled.artifacts,
-        canaries=(),
-        qualification=Qualification(),
-        fingerprint=compiled.fingerprint,
-        compile_report=compiled.report,
-    )
-    return write_bundle(place / "bundle", manifest=manifest, files=dict(compiled.paths))
 
 
 def loaded(compiled: Compiled, source: Any, place: Path, *, seed: int = 5) -> tuple[CompiledModel, torch.nn.Module]:
     """The model, and an eager twin of its module."""
     module = builds.open_module(source, seed=seed).module
     twin = copy.deepcopy(module)
-    return load_bundle(bundle_of(compiled, place).directory, module, fallback="raise"), twin
+    return load_bundle(builds.bundle_of(compiled, place).directory, module, fallback="raise"), twin
 
 
 def test_arguments_may_come_in_every_form_that_the_module_takes(tmp_path: Path) -> None:

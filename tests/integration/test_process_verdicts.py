@@ -12,7 +12,6 @@ from aot.runtime.process import observe_here
 from aot.schema.decision import Accepted, Level, Undecided
 from aot.select import verdict_on
 from tests.integration import compiled as builds
-from tests.integration.test_compiled_build import bundle_of
 
 pytestmark = pytest.mark.torch
 
@@ -43,7 +42,7 @@ def test_a_build_records_the_settings_and_this_process_settles_them() -> None:
 def test_a_process_that_asks_for_determinism_runs_eagerly_and_says_why(tmp_path: Path) -> None:
     compiled, source = builds.everything()
     module = builds.open_module(source, seed=5).module
-    directory = bundle_of(compiled, tmp_path).directory
+    directory = builds.bundle_of(compiled, tmp_path).directory
     torch.use_deterministic_algorithms(True)
     model = load_bundle(directory, module)
     assert model.reasons
@@ -59,7 +58,7 @@ def test_another_default_dtype_is_a_rejection(tmp_path: Path) -> None:
     compiled, source = builds.everything()
     module = builds.open_module(source, seed=5).module
     torch.set_default_dtype(torch.float64)
-    model = load_bundle(bundle_of(compiled, tmp_path).directory, module)
+    model = load_bundle(builds.bundle_of(compiled, tmp_path).directory, module)
     assert "traced with default dtype float32, this process has float64" in model.reasons[0]
 
 

@@ -8,16 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aot.bundle import StoredBundle, write_bundle
-from aot.compile.run import Compiled
+from aot.bundle import StoredBundle
 from aot.errors import QualificationFailed
 from aot.qualify import Proof, qualify
 from aot.runtime.constants import read_tensors
-from aot.schema.artifact import Artifact, Winner
+from aot.schema.artifact import Winner
 from aot.schema.digest import Digest
-from aot.schema.report import Qualification
 from aot.schema.spec import File
-from tests.builders import a_manifest, a_spec, altered
+from tests.builders import altered
 from tests.integration import compiled as builds
 from tests.integration.eager_starts import told_again
 
@@ -28,22 +26,6 @@ pytestmark = pytest.mark.torch
 def eager_starts() -> Iterator[None]:
     with told_again():
         yield
-
-
-def bundle_of(
-    compiled: Compiled, place: Path, *, artifacts: tuple[Artifact, ...], files: dict[Digest, Path]
-) -> StoredBundle:
-    profile = builds.here()
-    manifest = a_manifest(
-        a_spec("everything", profile=profile.name),
-        profile=profile,
-        artifacts=artifacts,
-        canaries=(),
-        qualification=Qualification(),
-        fingerprint=compiled.fingerprint,
-        compile_report=compiled.report,
-    )
-    return write_bundle(place / "bundle", manifest=manifest, files=files)
 
 
 def prove(bundle: StoredBundle, source: Any, place: Path) -> Proof:
@@ -60,9 +42,7 @@ def prove(bundle: StoredBundle, source: Any, place: Path) -> Proof:
 
 def test_a_real_build_is_proven_at_every_boundary(tmp_path: Path) -> None:
     compiled, source = builds.everything()
-    proof = prove(
-        bundle_of(compiled, tmp_path, artifacts=compiled.artifacts, files=dict(compiled.paths)), source, tmp_path
-    )
+    proof = prove(builds.bundle_of(compiled, tmp_path), source, tmp_path)
     start = proof.qualification.start
     assert start is not None
     assert (start.processes, start.compiler_modules, start.counted_by) == ((), (), "ptrace")
@@ -91,6 +71,6 @@ def test_a_lifted_constant_that_is_not_the_programs_is_found(tmp_path: Path) -> 
         files[changed.digest] = target
         others = tuple(file for file in artifact.files if file is not stored)
         artifacts.append(altered(artifact, files=(changed, *others)))
-    bundle = bundle_of(compiled, tmp_path, artifacts=tuple(artifacts), files=files)
+    bundle = builds.bundle_of(compiled, tmp_path, artifacts=tuple(artifacts), files=files)
     with pytest.raises(QualificationFailed, match="comparisons with eager fail"):
         prove(bundle, source, tmp_path)

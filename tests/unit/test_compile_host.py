@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from aot.compile import host
 from aot.compile.host import capability_of, host_guards, multiplies_float32, program_guards, route_facts
 from aot.compile.options import cpu_capability, inductor_settings
 from aot.compile.toolchain import observe_toolchain
 from aot.environment import Host, observe_container
 from aot.errors import BackendFailed, InvalidConfig
+from aot.facts import targets
 from aot.facts.elf import EM_CUDA
 from aot.rules import FRESH_PROCESS, RULES
 from aot.rules.required import COOPERATIVE_FACT
@@ -266,5 +266,5 @@ def test_an_artifact_is_for_what_its_narrowest_kernel_is_for(
     monkeypatch: pytest.MonkeyPatch, kernels: tuple[str, ...], found: str
 ) -> None:
     gpu = a_profile(capability="cuda:sm_100", device=a_device())
-    monkeypatch.setattr(host, "machine_targets", lambda name, path: (Capability(name),))
+    monkeypatch.setattr(targets, "machine_targets", lambda name, path: (Capability(name),))
     assert capability_of(gpu, [Path(kernel) for kernel in kernels], library=None) == found
