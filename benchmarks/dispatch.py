@@ -41,18 +41,18 @@ def main() -> int:
     label = label_of(about) if on_card else default_label()
     scratch = Path(tempfile.mkdtemp(prefix="aot-dispatch-"))
     try:
-        found = {
-            name: measure(build_locally(example, function, scratch / name, recipe=recipe), torch)
-            for name, (example, function, recipe, measure) in MEASURED.items()
-            if name in wanted
-        }
+        found = {}
+        for name, (example, function, recipe, measure) in MEASURED.items():
+            if name in wanted:
+                found[name] = measure(build_locally(example, function, scratch / name, recipe=recipe), torch)
+                # Builds take minutes on a card: what was measured is told before the next one.
+                print(json.dumps({name: found[name]}), flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if found.keys() == MEASURED.keys():
         RESULTS.mkdir(exist_ok=True)
         report = {"host": about, **found}
         (RESULTS / f"dispatch-{label}.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
     return 0
 
 

@@ -17,25 +17,39 @@ def seeded(measured: Measured) -> Iterator[set[str]]:
 
     Inductor finds what it would have kept itself, but of a configuration that is the end of a search it forgets that:
     the mark is an attribute of Triton's Config, and Config leaves it out when a compile worker pickles it (torch 2.11
-    and 2.13, Triton 3.6 to 3.9). Every kernel would be searched again from where the search before has ended.
+    and 2.13, Triton 3.6 to 3.9). Every kernel would be searched again from where the search before has ended. So it
+    is marked again once it is here, and looked for once more before a search: an equal kernel's may have ended since.
     """
     from torch._inductor.runtime import triton_heuristics
 
     _seed(measured)
     taken: set[str] = set()
 
+    def has_ended(autotuner: Any, launcher: Any) -> bool:
+        place = _end_of_search(autotuner, launcher.config)
+        if place is None:
+            return False
+        launcher.config.found_by_coordesc = True
+        taken.update({place} & measured.configurations.keys())
+        return True
+
+    def marked_by(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_launchers(autotuner: Any, *args: Any, **named: Any) -> Any:
+            made = make(autotuner, *args, **named)
+            if len(autotuner.launchers) == 1:
+                has_ended(autotuner, autotuner.launchers[0])
+            return made
+
+        return make_launchers
+
     def known_or(search: Callable[..., Any]) -> Callable[..., Any]:
         def descend(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
-            place = _end_of_search(autotuner, launcher.config)
-            if place is None:
-                return search(autotuner, launcher, *args, **named)
-            launcher.config.found_by_coordesc = True
-            taken.update({place} & measured.configurations.keys())
-            return launcher
+            return launcher if has_ended(autotuner, launcher) else search(autotuner, launcher, *args, **named)
 
         return descend
 
-    with wrapped(triton_heuristics.CachingAutotuner, "coordinate_descent_tuning", known_or):
+    autotuner = triton_heuristics.CachingAutotuner
+    with wrapped(autotuner, "_make_launchers", marked_by), wrapped(autotuner, "coordinate_descent_tuning", known_or):
         yield taken
 
 

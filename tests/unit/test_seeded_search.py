@@ -68,6 +68,12 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, ended: bool) ->
         return collect_measured()
 
 
+def made_ready(tuner: Any, launchers: list[Any]) -> None:
+    """As torch leaves a tuner whose kernels are compiled; these need no card."""
+    tuner.launchers, tuner.compile_results = launchers, [None for _ in launchers]
+    tuner._make_launchers()
+
+
 def through_a_worker(config: Any) -> Any:
     return SimpleNamespace(config=pickle.loads(pickle.dumps(config)))
 
@@ -97,6 +103,33 @@ def test_a_kernel_is_not_searched_again(searched: list[Any], monkeypatch: pytest
     assert taken == set(known.configurations) and len(taken) == 1
     tuner.coordinate_descent_tuning(through_a_worker(tuner.configs[0]))
     assert searched == [{"XBLOCK": 1024}]  # outside, torch does what it does
+
+
+@pytest.mark.parametrize("bring", [through_a_worker, lambda config: SimpleNamespace(config=config)])
+def test_a_kernel_is_taken_as_found_wherever_it_was_compiled(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bring: Any
+) -> None:
+    """A worker's is marked again; one that this process compiled is still marked, and torch asks for no search."""
+    from aot.compile.torch_tuned import seeded
+
+    known = measured(monkeypatch, tmp_path, ended=True)
+    with seeded(known) as taken:
+        tuner = a_tuner()
+        made_ready(tuner, [bring(tuner.configs[0])])
+    assert tuner.launchers[0].config.found_by_coordesc
+    assert taken == set(known.configurations) and not searched
+
+
+def test_no_kernel_is_taken_as_found_while_there_is_a_choice(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where torch adds a configuration of its own to the one that was found."""
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(measured(monkeypatch, tmp_path, ended=True)) as taken:
+        tuner = a_tuner()
+        made_ready(tuner, [through_a_worker(tuner.configs[0]), through_a_worker(configured(128))])
+    assert not taken and not any(hasattr(one.config, "found_by_coordesc") for one in tuner.launchers)
 
 
 @pytest.mark.parametrize("ended", [True, False])
