@@ -8,10 +8,11 @@ caches between calls on one machine. When the seconds are over no row is begun a
 reached are listed in the file. `--device cpu --tiny` tries the whole with few and narrow layers. Peak memory is bounded
 for modes without graphs: `--rows ours --mode max-autotune-no-cudagraphs` beside the default of `--mode`, max-autotune.
 Compiling is what takes long: `jit` compiles each batch once, `captured` twice, here and on the worker. `--batches 1`
-halves that; `--in-turn` has `captured` take Mega-Cache starts of its own, of the same graphs, and needs no other row.
-Two cards of one host are measured at once by two calls, each with a CUDA_VISIBLE_DEVICES, `--data` and `--label` of its
-own; `benchmarks.merge` makes one file of both. `--only-build` leaves in `--data` what `ours` starts and measures
-nothing: several calls of it, each with its own `--data`, share a machine that is to be quiet afterwards.
+halves that, and rows of regions alone take any: `--rows regions --batches 1,64`; `--in-turn` has `captured` take
+Mega-Cache starts of its own, of the same graphs, and needs no other row. Two cards of one host are measured at once
+by two calls, each with a CUDA_VISIBLE_DEVICES, `--data` and `--label` of its own; `benchmarks.merge` makes one file
+of both. `--only-build` leaves in `--data` what `ours` starts and measures nothing: several calls of it, each with its
+own `--data`, share a machine that is to be quiet afterwards.
 
 Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
     ours         a bundle that was built by the service and pulled; the registry is not asked
@@ -36,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,12 @@ def _placeless(text: str, data: Path) -> str:
     return text
 
 
+def unknown_batches(batches: Sequence[str], rows: Sequence[str]) -> list[str]:
+    """Return those of `batches` that there is no program for: rows of regions build one of any batch."""
+    anyhow = set(rows) <= set(OF_REGIONS)
+    return [one for one in batches if one not in BATCHES and not (anyhow and one.isdecimal() and int(one))]
+
+
 def _words(text: str) -> list[str]:
     return text.split(",")
 
@@ -217,7 +224,7 @@ def _parse() -> argparse.Namespace:
         parser.error(f"wanted some of {', '.join(EVERY)}, found {unknown[0]!r}")
     if unknown := [one for one in options.models if one not in {**CARD, **DEEP}]:
         parser.error(f"wanted some of {', '.join({**CARD, **DEEP})}, found {unknown[0]!r}")
-    if unknown := [one for one in _words(options.batches) if one not in BATCHES]:
+    if unknown := unknown_batches(_words(options.batches), options.rows):
         # Of another there is no program: it would be found out after the build.
         parser.error(f"wanted batches of {', '.join(BATCHES)}, found {unknown[0]!r}")
     if options.only_build and not options.data:

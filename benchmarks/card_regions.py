@@ -4,7 +4,7 @@ from typing import Any
 
 from aot.schema.report import Phase
 from benchmarks.card_rows import Bench
-from benchmarks.models import MODELS, Model
+from benchmarks.models import BATCHES, MODELS, Model
 from benchmarks.starts import clean_environ, start_child
 
 REGIONS, TUNED = OF_REGIONS = ("regions", "regions-tuned")
@@ -15,10 +15,11 @@ COMPILING = (Phase.EXPORTING, Phase.COMPILING, Phase.TUNING)
 def measure_regions(bench: Bench, model: Model, mode: str) -> dict[str, Any]:
     """Build whole and by regions, and measure both and eager at each batch in fresh processes.
 
-    Of one batch alone where `--batches` names one: a program less to compile, on either way.
+    Of the batches that `--batches` names, whatever the model's own are: one alone is a program less to compile, on
+    either way, and large ones keep a card busy.
     """
     batches = bench.options.batches
-    size = () if "," in batches else ("--dim", f"batch={batches}")
+    size = () if batches == ",".join(BATCHES) else ("--dim", f"batch={batches}")
     warm_headers(bench)
     ways = {
         way: bench.build(model, mode, *size, "--regions", way, name=f"{model.name}-{mode}-{way}")

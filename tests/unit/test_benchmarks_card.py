@@ -14,7 +14,7 @@ from msgspec import structs
 from aot.schema.artifact import Kernel
 from aot.schema.measured import Contest, write_contest
 from aot.schema.state import BuildState
-from benchmarks import card, service
+from benchmarks import card, card_regions, service
 from benchmarks.card_rows import ROWS, Bench, built_of, starts_of, steady_of
 from benchmarks.card_width import saved_of
 from benchmarks.models import CARD, DEEP, Model
@@ -363,6 +363,48 @@ def test_a_batch_that_no_program_is_built_for_is_refused_before_anything_is_buil
     assert "wanted batches of 1, 16, found" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["card", "--batches", "16,1"])
     assert card._parse().batches == "16,1"
+
+
+@pytest.mark.parametrize(("batches", "unknown"), [("1,64", []), ("64", []), ("0", ["0"]), ("64,", [""])])
+def test_rows_of_regions_alone_take_any_batch(batches: str, unknown: list[str]) -> None:
+    assert card.unknown_batches(batches.split(","), ["regions", "regions-tuned"]) == unknown
+    assert "64" not in batches or "64" in card.unknown_batches(batches.split(","), ["regions", "ours"])
+
+
+@pytest.mark.parametrize(
+    ("batches", "asked"), [("1,16", []), ("1", ["--dim", "batch=1"]), ("1,64", ["--dim", "batch=1,64"])]
+)
+def test_regions_are_built_for_the_batches_that_are_measured(
+    batches: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[tuple[str, ...]] = []
+    measured: list[list[str]] = []
+
+    def build(model: Model, mode: str, *words: str, name: str) -> dict[str, Any]:
+        built.append(words)
+        return {"phases": {"compiling": 4.0 if "whole" in words else 1.0}, "reference": name}
+
+    def start_child(words: list[str], environ: Any) -> Start:
+        measured.append(words)
+        return SimpleNamespace(  # type: ignore[return-value]
+            measured={"batches": [{"batch": int(one), "p50_ms": 2.0} for one in batches.split(",")]},
+            done={"counters": {}},
+        )
+
+    bench = SimpleNamespace(
+        options=Namespace(batches=batches, measure=1.0),
+        build=build,
+        runs=Path("runs"),
+        words=lambda model: ["decoder", "--batches", batches],
+        ours_environ=lambda runs: {},
+    )
+    monkeypatch.setattr(card_regions, "warm_headers", lambda bench: None)
+    monkeypatch.setattr(card_regions, "clean_environ", lambda runs: {})
+    monkeypatch.setattr(card_regions, "start_child", start_child)
+    found = card_regions.measure_regions(bench, DEEP["decoder-32"], "default")  # type: ignore[arg-type]
+    assert built == [(*asked, "--regions", "whole"), (*asked, "--regions", "auto")]
+    assert all(batches in words for words in measured)
+    assert (found["times_cheaper"], found["speed_kept"]) == (4.0, dict.fromkeys(batches.split(","), 1.0))
 
 
 def test_builds_ahead_go_on_after_one_that_fails_and_are_kept_by_a_directory_alone(
