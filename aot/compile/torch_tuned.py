@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,84 @@ def seeded(measured: Measured) -> Iterator[set[str]]:
     from torch._inductor.runtime import triton_heuristics
 
     _seed(measured)
-    taken: set[str] = set()
+    ends = _Ends(measured)
 
-    def has_ended(autotuner: Any, launcher: Any) -> bool:
-        place = _end_of_search(autotuner, launcher.config)
-        if place is None:
-            return False
-        launcher.config.found_by_coordesc = True
-        taken.update({place} & measured.configurations.keys())
-        return True
+    def marked_after(prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def precompile(tuner: Any, *args: Any, **named: Any) -> Any:
+            prepared = prepare(tuner, *args, **named)
+            if len(tuner.launchers) == 1:
+                ends.mark(tuner, tuner.launchers[0])
+            return prepared
 
-    def marked_by(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_launchers(autotuner: Any, *args: Any, **named: Any) -> Any:
-            made = make(autotuner, *args, **named)
-            if len(autotuner.launchers) == 1:
-                has_ended(autotuner, autotuner.launchers[0])
-            return made
-
-        return make_launchers
+        return precompile
 
     def known_or(search: Callable[..., Any]) -> Callable[..., Any]:
-        def descend(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
-            return launcher if has_ended(autotuner, launcher) else search(autotuner, launcher, *args, **named)
+        def descend(tuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
+            if ends.mark(tuner, launcher):
+                return launcher
+            found = search(tuner, launcher, *args, **named)
+            ends.note(tuner)
+            return found
 
         return descend
 
-    autotuner = triton_heuristics.CachingAutotuner
-    with wrapped(autotuner, "_make_launchers", marked_by), wrapped(autotuner, "coordinate_descent_tuning", known_or):
-        yield taken
+    tuners = triton_heuristics.CachingAutotuner
+    with wrapped(tuners, "precompile", marked_after), wrapped(tuners, "coordinate_descent_tuning", known_or):
+        yield ends.taken
+
+
+class _Ends:
+    """Where searches have ended, those of earlier builds and of this one, by the place that Inductor keeps them at.
+
+    Not as the files there say: Inductor writes in them as well what a search is begun from, torch 2.13 as if that were
+    its end, torch 2.11 over an end that it has compared with one configuration more.
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self.taken: set[str] = set()  # from earlier builds
+        self._earlier = measured.configurations
+        self._ends = dict(measured.configurations)
+
+    def mark(self, tuner: Any, launcher: Any) -> bool:
+        """Mark the configuration of `launcher` so that no search is begun from it, if one has ended there."""
+        path, configs_hash = _kept_at(tuner)
+        end = self._ends.get(place := _place_of(path)) if path is not None else None
+        if path is None or end is None or not _is_end(json.loads(end), launcher.config, configs_hash):
+            return False
+        launcher.config.found_by_coordesc = True
+        _write(path, end)  # or a later build would not find it
+        if end == self._earlier.get(place):
+            self.taken.add(place)
+        return True
+
+    def note(self, tuner: Any) -> None:
+        """A search for this kernel has ended."""
+        path, _ = _kept_at(tuner)
+        if path is not None and path.is_file():
+            self._ends[_place_of(path)] = path.read_text()
+
+
+def _kept_at(tuner: Any) -> tuple[Path | None, str]:
+    """Where the best configuration of a kernel is kept, None where nowhere; and which ones its tuner began from."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    cache = getattr(tuner.save_cache_hook, "__self__", None)
+    if not isinstance(cache, AutotuneCache) or not cache.local_cache:
+        return None, ""
+    return Path(cache.local_cache[1]), cache.configs_hash
+
+
+def _place_of(path: Path) -> str:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return os.path.relpath(path, cache_dir())
+
+
+def _is_end(kept: Mapping[str, Any], config: Any, configs_hash: str) -> bool:
+    """As Inductor compares them, in `read_best` of torch/_inductor/runtime/autotune_cache.py."""
+    wanted = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    wanted |= {"configs_hash": configs_hash, "found_by_coordesc": True}
+    return all(kept.get(name) == value for name, value in wanted.items())
 
 
 @contextlib.contextmanager
@@ -67,29 +117,17 @@ def wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable
         setattr(owner, name, original)
 
 
-def _end_of_search(autotuner: Any, config: Any) -> str | None:
-    """Where it is written down that a search for this kernel has ended with `config`; None where it has not."""
-    from torch._inductor.runtime import autotune_cache, cache_dir_utils
-    from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
-
-    cache = getattr(autotuner.save_cache_hook, "__self__", None)
-    if not isinstance(cache, autotune_cache.AutotuneCache) or not cache.local_cache:
-        return None
-    best = cache.read_best(autotuner.inductor_meta, [config])
-    if not getattr(best, "found_by_coordesc", False):
-        return None
-    if triton_config_to_hashable(best) != triton_config_to_hashable(config):
-        return None
-    return os.path.relpath(cache.local_cache[1], cache_dir_utils.cache_dir())
-
-
 def _seed(measured: Measured) -> None:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     if measured.timings:
         _cache().update_local_cache(_with_infinity(measured.timings))
     for place, text in measured.configurations.items():
-        path = Path(cache_dir()) / place
+        _write(Path(cache_dir()) / place, text)
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.is_file() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

@@ -1,5 +1,6 @@
 """The search for a generated kernel's configuration, where an earlier build has ended it. No kernel runs here."""
 
+import json
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,13 +44,15 @@ def a_tuner() -> Any:
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """The configurations that a search was begun from; each ends where it began."""
+    """The configurations that a search was begun from; each ends with 1024 and eight warps, which torch writes down."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     begun: list[Any] = []
 
     def search(autotuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
         begun.append(launcher.config.kwargs)
+        if autotuner.save_cache_hook is not None:
+            autotuner.save_cache_hook(configured(1024, 8), 5, found_by_coordesc=True)
         return launcher
 
     monkeypatch.setattr(CachingAutotuner, "_coordinate_descent_tuning", search)
@@ -68,10 +71,20 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, ended: bool) ->
         return collect_measured()
 
 
-def made_ready(tuner: Any, launchers: list[Any]) -> None:
-    """As torch leaves a tuner whose kernels are compiled; these need no card."""
-    tuner.launchers, tuner.compile_results = launchers, [None for _ in launchers]
-    tuner._make_launchers()
+def made_ready(tuner: Any, *made: list[Any]) -> None:
+    """Have torch prepare a tuner whose kernels need no card; `made` are its launchers, one time after the other."""
+
+    def make(launchers: list[Any]) -> Any:
+        return lambda: setattr(tuner, "launchers", launchers)
+
+    tuner._precompile_worker = lambda: None
+    tuner._make_launchers, tuner._dynamic_scale_rblock = make(made[0]), make(made[-1])
+    tuner.precompile()
+
+
+def kept(tuner: Any) -> Any:
+    """What a later build would find of the kernel."""
+    return json.loads(Path(tuner.save_cache_hook.__self__.local_cache[1]).read_text())
 
 
 def through_a_worker(config: Any) -> Any:
@@ -120,16 +133,36 @@ def test_a_kernel_is_taken_as_found_wherever_it_was_compiled(
     assert taken == set(known.configurations) and not searched
 
 
-def test_no_kernel_is_taken_as_found_while_there_is_a_choice(
-    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("winner", [1024, 512])
+def test_a_choice_that_torch_adds_is_made_first_and_no_end_is_lost_by_it(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, winner: int
 ) -> None:
-    """As where torch adds a configuration of its own to the one that was found."""
+    """Torch 2.11 adds a configuration to the one that was found, and writes over it which of both it has chosen."""
     from aot.compile.torch_tuned import seeded
 
-    with seeded(measured(monkeypatch, tmp_path, ended=True)) as taken:
+    known = measured(monkeypatch, tmp_path, ended=True)
+    with seeded(known) as taken:
         tuner = a_tuner()
-        made_ready(tuner, [through_a_worker(tuner.configs[0]), through_a_worker(configured(128))])
-    assert not taken and not any(hasattr(one.config, "found_by_coordesc") for one in tuner.launchers)
+        found, added = through_a_worker(tuner.configs[0]), through_a_worker(configured(512, 8))
+        made_ready(tuner, [found], [found, added])
+        assert not taken and not hasattr(found.config, "found_by_coordesc")
+        chosen = found if winner == 1024 else added
+        tuner.save_cache_hook(chosen.config, 5)
+        tuner.coordinate_descent_tuning(chosen)
+    assert searched == ([] if winner == 1024 else [{"XBLOCK": 512}])
+    assert taken == (set(known.configurations) if winner == 1024 else set())
+    assert kept(tuner)["XBLOCK"] == 1024 and kept(tuner)["found_by_coordesc"]
+
+
+def test_what_a_search_is_begun_from_is_no_end_though_it_is_written_as_one(searched: list[Any]) -> None:
+    """As torch 2.13 writes it, between the choice and the search."""
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(Measured()) as taken:
+        tuner = a_tuner()
+        tuner.save_cache_hook(configured(128), 5, found_by_coordesc=True)
+        tuner.coordinate_descent_tuning(through_a_worker(configured(128)))
+    assert searched == [{"XBLOCK": 128}] and not taken
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -168,12 +201,18 @@ def test_a_torch_that_searches_by_another_name_is_left_alone(
     assert not hasattr(CachingAutotuner, "coordinate_descent_tuning")
 
 
+@pytest.mark.parametrize("before", [{}, {"configs_hash": "of another choice"}])
 def test_what_this_build_has_searched_itself_is_not_told_as_an_earlier_ones(
-    searched: list[Any], tmp_path: Path
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: dict[str, str]
 ) -> None:
+    """Nor searched for a second kernel that is equal; with an earlier end at its place that did not fit, or none."""
     from aot.compile.torch_tuned import seeded
 
-    with seeded(Measured()) as taken:
-        a_tuner().save_cache_hook(configured(1024, 8), 5, found_by_coordesc=True)
+    known = Measured()
+    if before:
+        ((place, text),) = measured(monkeypatch, tmp_path, ended=True).configurations.items()
+        known = Measured(configurations={place: json.dumps({**json.loads(text), **before})})
+    with seeded(known) as taken:
+        a_tuner().coordinate_descent_tuning(through_a_worker(configured(128)))
         a_tuner().coordinate_descent_tuning(through_a_worker(configured(1024, 8)))
-    assert not searched and not taken
+    assert searched == [{"XBLOCK": 128}] and not taken
