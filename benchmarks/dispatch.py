@@ -3,7 +3,8 @@
 `python -m benchmarks.dispatch` builds a small model here, through the pipeline and without a registry, loads it as a
 pod does, and prints microseconds a call and calls a second. Of regions, what each of 32 blocks costs in a call of the
 model, with torch's own call of a module. The raw call also by the object's other entry, for one thread and without
-events on a card. Writes `benchmarks/results/dispatch-<host>.json`; with `--only NAME ...` prints those alone.
+events on a card. Each figure is printed as a line of JSON once it is measured; all of them are written to
+`benchmarks/results/dispatch-<host>.json`, those of `--only NAME ...` are not.
 """
 
 import argparse

@@ -84,7 +84,7 @@ def _joined(newer: Row, older: Row) -> Row:
         return older
     steady, before = newer.get("steady", {}), older.get("steady", {})
     if not set(steady) == set(before) == {"eager", "this"}:
-        return newer  # regions are compared at the one batch that they were built for
+        return newer  # regions are compared at the batches that they were built for together
     known = {one["batch"] for one in steady["this"]["batches"]}
     lacking = {one["batch"] for one in before["this"]["batches"]} - known
     kept = {name: [one for one in of["batches"] if one["batch"] in lacking] for name, of in before.items()}

@@ -368,7 +368,10 @@ def test_a_batch_that_no_program_is_built_for_is_refused_before_anything_is_buil
 @pytest.mark.parametrize(("batches", "unknown"), [("1,64", []), ("64", []), ("0", ["0"]), ("64,", [""])])
 def test_rows_of_regions_alone_take_any_batch(batches: str, unknown: list[str]) -> None:
     assert card.unknown_batches(batches.split(","), ["regions", "regions-tuned"]) == unknown
-    assert "64" not in batches or "64" in card.unknown_batches(batches.split(","), ["regions", "ours"])
+
+
+def test_beside_other_rows_they_take_those_that_there_are_programs_for() -> None:
+    assert card.unknown_batches(["1", "64"], ["regions", "ours"]) == ["64"]
 
 
 @pytest.mark.parametrize(
