@@ -8,10 +8,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,12 +18,17 @@ from aot.emulator import Emulator, find_emulator
 from aot.environment import observe_node
 from aot.sandbox import Bubblewrap, find_sandbox
 from aot.schema.capability import Capability
+from aot.schema.manifest import Manifest, decode_manifest
+from aot.schema.report import Agreement
 from aot.schema.targets import level_features
 from tests.commands import COMMAND, clean_environ, end
 from tests.integration.compiled import STATELESS, shared_headers
 from tests.integration.test_cli_up import an_up
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+MODELS = {"x86-64-v2": "Nehalem (emulated)", "x86-64-v3": "Haswell-noTSX (emulated)"}
+# Kept for pods to compare with; numbers of this host, not of an emulated CPU.
+CANARIES = {("seeded", "canary", 2), ("seeded", "canary", 8)}
 VECTOR_BITS = {"x86-64-v2": "128", "x86-64-v3": "256", "x86-64-v4": "512"}
 SANDBOX = find_sandbox()
 EMULATORS = {level: find_emulator(Capability(f"cpu:{level}")) for level in LEVELS}
@@ -64,7 +68,7 @@ class Fleet:
     place: Path
     environ: dict[str, str]
     digests: dict[str, str]
-    manifests: dict[str, dict[str, Any]]
+    manifests: dict[str, Manifest]
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +98,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(place, environ, digests, dict(_manifests(environ, digests)))
 
 
-def _manifests(environ: dict[str, str], digests: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _manifests(environ: dict[str, str], digests: dict[str, str]) -> Iterator[tuple[str, Manifest]]:
     command = [*COMMAND, "show", "tiny:prod", "--json"]
     shown = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    by_digest = {one["digest"]: json.loads(one["manifest"]) for one in json.loads(shown.stdout)}
+    by_digest = {one["digest"]: decode_manifest(one["manifest"].encode()) for one in json.loads(shown.stdout)}
     assert set(by_digest) == set(digests.values()), "one tag stands for one bundle of each profile"
     for level, digest in digests.items():
         yield level, by_digest[digest]
@@ -105,20 +109,33 @@ def _manifests(environ: dict[str, str], digests: dict[str, str]) -> Iterator[tup
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_code_is_of_its_level_and_no_higher(fleet: Fleet, level: str) -> None:
-    facts = fleet.manifests[level]["artifacts"][0]["facts"]
+    facts = fleet.manifests[level].artifacts[0].facts
     assert (facts["march"], facts["isa_used"], facts["vector_bits"]) == (level, level, VECTOR_BITS[level])
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_below_the_hosts_is_proven_on_an_emulated_cpu(fleet: Fleet, level: str) -> None:
-    proof = fleet.manifests[level]["qualification"]
-    emulation = proof.get("emulation")
+    proof = fleet.manifests[level].qualification
+    assert (proof.host_cpu, proof.not_run) == ("cpu:x86-64-v4", "")
+    emulation = proof.emulation
     if level == "x86-64-v4":
-        assert (emulation, proof["host_cpu"]) == (None, "cpu:x86-64-v4")
+        assert emulation is None
         return
-    assert (emulation["cpu"], proof["host_cpu"]) == (f"cpu:{level}", "cpu:x86-64-v4")
-    assert (emulation["start"]["processes"], emulation["start"]["counted_by"]) == ([], "ptrace")
-    assert all(one.get("agrees", True) for one in emulation["agreements"])
+    assert emulation is not None
+    assert (emulation.cpu, emulation.model) == (f"cpu:{level}", MODELS[level])
+    assert emulation.emulator.startswith("qemu-x86_64 ")
+    # The counting of processes works through the emulator, and finds none.
+    assert (emulation.start.processes, emulation.start.counted_by) == ((), "ptrace")
+    assert emulation.start.compiler_modules == ()
+    assert points_of(emulation.agreements) == points_of(proof.agreements) - CANARIES
+    assert all(agreement.agrees for agreement in emulation.agreements)
+    # Speed is the host's, and nothing was left out for want of it there.
+    assert all(artifact.speeds for artifact in fleet.manifests[level].artifacts)
+    assert emulation.left_out == ()
+
+
+def points_of(agreements: Sequence[Agreement]) -> set[tuple[str, str, int]]:
+    return {(one.weights, one.variant, one.point["batch"]) for one in agreements}
 
 
 @pytest.mark.parametrize("level", LEVELS)
