@@ -8,11 +8,11 @@ caches between calls on one machine. When the seconds are over no row is begun a
 reached are listed in the file. `--device cpu --tiny` tries the whole with few and narrow layers. Peak memory is bounded
 for modes without graphs: `--rows ours --mode max-autotune-no-cudagraphs` beside the default of `--mode`, max-autotune.
 Compiling is what takes long: `jit` compiles each batch once, `captured` twice, here and on the worker. `--batches 1`
-halves that, and rows of regions alone take any: `--rows regions --batches 1,64`; `--in-turn` has `captured` take
-Mega-Cache starts of its own, of the same graphs, and needs no other row. Two cards of one host are measured at once
-by two calls, each with a CUDA_VISIBLE_DEVICES, `--data` and `--label` of its own; `benchmarks.merge` makes one file
-of both. `--only-build` leaves in `--data` what `ours` starts and measures nothing: several calls of it, each with its
-own `--data`, share a machine that is to be quiet afterwards.
+halves that, and rows of regions alone take any: `--rows regions --batches 1,64` (in place of the row that is there);
+`--in-turn` has `captured` take Mega-Cache starts of its own, of the same graphs, and needs no other row. Two cards of
+one host are measured at once by two calls, each with a CUDA_VISIBLE_DEVICES, `--data` and `--label` of its own;
+`benchmarks.merge` makes one file of both. `--only-build` leaves in `--data` what `ours` starts and measures nothing:
+several calls of it, each with its own `--data`, share a machine that is to be quiet afterwards.
 
 Rows, most wanted first; each has an eager baseline of its own, taken in turn with it:
     ours         a bundle that was built by the service and pulled; the registry is not asked
