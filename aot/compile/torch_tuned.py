@@ -19,20 +19,22 @@ def seeded(measured: Measured) -> Iterator[set[str]]:
     the mark is an attribute of Triton's Config, and Config leaves it out when a compile worker pickles it (torch 2.11
     and 2.13, Triton 3.6 to 3.9). Every kernel would be searched again from where the search before has ended. So it
     is marked again once it is here, and looked for once more before a search: an equal kernel's may have ended since.
+    Beside one that is marked no other is tried, as torch 2.11 would, whose search has measured that one already.
     """
     from torch._inductor.runtime import triton_heuristics
 
     _seed(measured)
     ends = _Ends(measured)
 
-    def marked_after(prepare: Callable[..., Any]) -> Callable[..., Any]:
-        def precompile(tuner: Any, *args: Any, **named: Any) -> Any:
-            prepared = prepare(tuner, *args, **named)
-            if len(tuner.launchers) == 1:
-                ends.mark(tuner, tuner.launchers[0])
-            return prepared
+    def known_or_scaled(scale: Callable[..., Any]) -> Callable[..., Any]:
+        # The last step of a tuner that is made ready.
+        def add_launchers(tuner: Any, *args: Any, **named: Any) -> Any:
+            match tuner.launchers:
+                case [launcher] if ends.mark(tuner, launcher):
+                    return None
+            return scale(tuner, *args, **named)
 
-        return precompile
+        return add_launchers
 
     def known_or(search: Callable[..., Any]) -> Callable[..., Any]:
         def descend(tuner: Any, launcher: Any, *args: Any, **named: Any) -> Any:
@@ -45,20 +47,22 @@ def seeded(measured: Measured) -> Iterator[set[str]]:
         return descend
 
     tuners = triton_heuristics.CachingAutotuner
-    with wrapped(tuners, "precompile", marked_after), wrapped(tuners, "coordinate_descent_tuning", known_or):
+    ready, search = "_dynamic_scale_rblock", "coordinate_descent_tuning"
+    with wrapped(tuners, ready, known_or_scaled), wrapped(tuners, search, known_or):
         yield ends.taken
+    ends.disclaim_others()
 
 
 class _Ends:
     """Where searches have ended, those of earlier builds and of this one, by the place that Inductor keeps them at.
 
     Not as the files there say: Inductor writes in them as well what a search is begun from, torch 2.13 as if that were
-    its end, torch 2.11 over an end that it has compared with one configuration more.
+    its end.
     """
 
     def __init__(self, measured: Measured) -> None:
         self.taken: set[str] = set()  # from earlier builds
-        self._earlier = measured.configurations
+        self._earlier = set(measured.configurations)
         self._ends = dict(measured.configurations)
 
     def mark(self, tuner: Any, launcher: Any) -> bool:
@@ -68,16 +72,31 @@ class _Ends:
         if path is None or end is None or not _is_end(json.loads(end), launcher.config, configs_hash):
             return False
         launcher.config.found_by_coordesc = True
-        _write(path, end)  # or a later build would not find it
-        if end == self._earlier.get(place):
+        # What torch 2.13 chooses the parts of a combined kernel by; a search comes after that.
+        launcher.config.found_by_combo_autotune = True
+        with contextlib.suppress(OSError):  # it serves later builds alone
+            _write(path, end)
+        if place in self._earlier:
             self.taken.add(place)
         return True
 
     def note(self, tuner: Any) -> None:
-        """A search for this kernel has ended."""
+        """A search for this kernel has ended, or torch makes none for one of its kind."""
         path, _ = _kept_at(tuner)
-        if path is not None and path.is_file():
-            self._ends[_place_of(path)] = path.read_text()
+        with contextlib.suppress(OSError):
+            if path is not None and path.is_file():
+                self._ends[place := _place_of(path)] = path.read_text()
+                self._earlier.discard(place)
+
+    def disclaim_others(self) -> None:
+        """Have what is written as an end, and is none, say so: a later build would believe it."""
+        for path in _kept():
+            # What a source has left there is not believed by those who read it.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                text = path.read_text()
+                found = json.loads(text)
+                if found.get("found_by_coordesc") and self._ends.get(_place_of(path)) != text:
+                    _write(path, json.dumps({**found, "found_by_coordesc": False}))
 
 
 def _kept_at(tuner: Any) -> tuple[Path | None, str]:
@@ -90,6 +109,12 @@ def _kept_at(tuner: Any) -> tuple[Path | None, str]:
     return Path(cache.local_cache[1]), cache.configs_hash
 
 
+def _kept() -> list[Path]:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return sorted(Path(cache_dir()).glob("*/*.best_config"))
+
+
 def _place_of(path: Path) -> str:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -97,7 +122,7 @@ def _place_of(path: Path) -> str:
 
 
 def _is_end(kept: Mapping[str, Any], config: Any, configs_hash: str) -> bool:
-    """As Inductor compares them, in `read_best` of torch/_inductor/runtime/autotune_cache.py."""
+    """Whether what is kept is this configuration, of the same choice, and the end of a search."""
     wanted = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     wanted |= {"configs_hash": configs_hash, "found_by_coordesc": True}
     return all(kept.get(name) == value for name, value in wanted.items())
@@ -127,17 +152,15 @@ def _seed(measured: Measured) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    from torch._inductor.codecache import write_atomic
+
     if not path.is_file() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_atomic(str(path), text, make_dirs=True)
 
 
 def collect_measured() -> Measured:
     """Return what Inductor has now, what it was given included."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    root = Path(cache_dir())
-    configurations = {str(path.relative_to(root)): path.read_text() for path in sorted(root.glob("*/*.best_config"))}
+    configurations = {_place_of(path): path.read_text() for path in _kept()}
     return Measured(timings=_without_infinity(_cache().get_local_cache()), configurations=configurations)
 
 

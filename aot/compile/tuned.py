@@ -136,3 +136,6 @@ def _check_configuration(place: str, text: str) -> None:
         found = None
     if not isinstance(found, Mapping) or not all(isinstance(one, str | int | float | None) for one in found.values()):
         raise MalformedDocument(f"the configuration at {place} is no object of plain values")
+    if lacking := [name for name in ("num_warps", "num_stages") if type(found.get(name)) is not int]:
+        # A compile worker of torch's would end there.
+        raise MalformedDocument(f"the configuration at {place} has no {lacking[0]}")

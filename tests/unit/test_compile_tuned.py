@@ -1,5 +1,6 @@
 """Measurements of tuning: joined, kept by profile, and what a child left malformed is not believed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ GPU = a_profile(capability="cuda:sm_90", device=a_device())
 
 
 def measured(*, inputs: str = "64x64", ms: float | None = 0.5, place: str = "ab/cd.best_config") -> Measured:
-    return Measured(timings={"mm": {inputs: {"highest": {"aten": ms}}}}, configurations={place: '{"XBLOCK": 8}'})
+    choice = '{"XBLOCK": 8, "num_warps": 4, "num_stages": 1}'
+    return Measured(timings={"mm": {inputs: {"highest": {"aten": ms}}}}, configurations={place: choice})
 
 
 def a_store(directory: Path, profile: Profile = GPU, namespace: str = "default") -> TuningStore:
@@ -77,6 +79,14 @@ def test_a_configuration_that_is_no_plain_object_is_refused(tmp_path: Path, text
     found = Measured(configurations={"ab/cd.best_config": text})
     with pytest.raises(MalformedDocument, match="plain values"):
         parse_measured(encode(found))
+
+
+@pytest.mark.parametrize("lacking", ["num_warps", "num_stages"])
+@pytest.mark.parametrize("found", [None, "4", True])
+def test_a_configuration_that_torch_would_stumble_over_is_refused(lacking: str, found: object) -> None:
+    text = json.dumps({"XBLOCK": 8, "num_warps": 4, "num_stages": 1, lacking: found})
+    with pytest.raises(MalformedDocument, match=f"has no {lacking}"):
+        parse_measured(encode(Measured(configurations={"ab/cd.best_config": text})))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"timings": {"mm": 3}}', b'{"unknown": 1}'])

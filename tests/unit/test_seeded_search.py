@@ -33,12 +33,12 @@ def a_tuner() -> Any:
     from tests.inductor import add
 
     card = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90, major=9, warp_size=32)
-    filename = str(Path(cache_dir()) / SOURCE)
-    configs, cache, _ = check_autotune_cache([configured(64), configured(128)], filename, META)
+    filename, meta = str(Path(cache_dir()) / SOURCE), dict(META)
+    configs, cache, _ = check_autotune_cache([configured(64), configured(128)], filename, meta)
     about = {"signature": {"in0": "*fp32"}, "constants": {}, "device": card}
     save = cache and cache.save
     return CachingAutotuner(
-        triton.jit(add), about, configs, save, [], True, HeuristicType.POINTWISE, inductor_meta=META, filename=filename
+        triton.jit(add), about, configs, save, [], True, HeuristicType.POINTWISE, inductor_meta=meta, filename=filename
     )
 
 
@@ -55,8 +55,13 @@ def searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
             autotuner.save_cache_hook(configured(1024, 8), 5, found_by_coordesc=True)
         return launcher
 
+    def scale(autotuner: Any) -> None:
+        autotuner.launchers = [*autotuner.launchers, *autotuner.added]
+
     monkeypatch.setattr(CachingAutotuner, "_coordinate_descent_tuning", search)
+    monkeypatch.setattr(CachingAutotuner, "_dynamic_scale_rblock", scale)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "later"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # which a tuner would set for good
     return begun
 
 
@@ -71,14 +76,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, ended: bool) ->
         return collect_measured()
 
 
-def made_ready(tuner: Any, *made: list[Any]) -> None:
-    """Have torch prepare a tuner whose kernels need no card; `made` are its launchers, one time after the other."""
-
-    def make(launchers: list[Any]) -> Any:
-        return lambda: setattr(tuner, "launchers", launchers)
-
+def made_ready(tuner: Any, launchers: list[Any], *, added: Any = None) -> None:
+    """As torch leaves a tuner whose kernels are compiled, which need no card here; it adds `added` to them last."""
     tuner._precompile_worker = lambda: None
-    tuner._make_launchers, tuner._dynamic_scale_rblock = make(made[0]), make(made[-1])
+    tuner._make_launchers = lambda: setattr(tuner, "launchers", launchers)
+    tuner.added = [] if added is None else [added]
     tuner.precompile()
 
 
@@ -133,25 +135,66 @@ def test_a_kernel_is_taken_as_found_wherever_it_was_compiled(
     assert taken == set(known.configurations) and not searched
 
 
-@pytest.mark.parametrize("winner", [1024, 512])
-def test_a_choice_that_torch_adds_is_made_first_and_no_end_is_lost_by_it(
-    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, winner: int
+@pytest.mark.parametrize("bring", [through_a_worker, lambda config: SimpleNamespace(config=config)])
+def test_nothing_is_tried_beside_what_a_search_has_ended_with(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bring: Any
 ) -> None:
-    """Torch 2.11 adds a configuration to the one that was found, and writes over it which of both it has chosen."""
+    """Torch 2.11 adds a neighbour to a configuration that was found, and would write over the end which it chose."""
     from aot.compile.torch_tuned import seeded
 
     known = measured(monkeypatch, tmp_path, ended=True)
     with seeded(known) as taken:
         tuner = a_tuner()
-        found, added = through_a_worker(tuner.configs[0]), through_a_worker(configured(512, 8))
-        made_ready(tuner, [found], [found, added])
-        assert not taken and not hasattr(found.config, "found_by_coordesc")
-        chosen = found if winner == 1024 else added
-        tuner.save_cache_hook(chosen.config, 5)
-        tuner.coordinate_descent_tuning(chosen)
-    assert searched == ([] if winner == 1024 else [{"XBLOCK": 512}])
-    assert taken == (set(known.configurations) if winner == 1024 else set())
-    assert kept(tuner)["XBLOCK"] == 1024 and kept(tuner)["found_by_coordesc"]
+        found = bring(tuner.configs[0])
+        made_ready(tuner, [found], added=bring(configured(512, 8)))
+    assert tuner.launchers == [found] and found.config.found_by_coordesc
+    assert taken == set(known.configurations) and not searched
+
+
+def test_what_a_search_was_begun_from_is_none_for_later_builds_where_it_never_ended(searched: list[Any]) -> None:
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(Measured()):
+        a_tuner().save_cache_hook(configured(128), 5, found_by_coordesc=True)
+        for name, text in (("other", "[]"), ("broken", "{")):
+            Path(a_tuner().save_cache_hook.__self__.local_cache[1]).with_name(f"{name}.best_config").write_text(text)
+    assert kept(a_tuner())["XBLOCK"] == 128 and not kept(a_tuner())["found_by_coordesc"]
+
+
+def test_where_no_search_has_ended_torch_adds_what_it_will(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(measured(monkeypatch, tmp_path, ended=False)) as taken:
+        tuner = a_tuner()
+        made_ready(tuner, [through_a_worker(tuner.configs[0])], added=through_a_worker(configured(512, 8)))
+    assert len(tuner.launchers) == 2 and not taken
+
+
+def test_an_end_that_was_written_over_is_kept_for_later_builds(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(measured(monkeypatch, tmp_path, ended=True)):
+        tuner = a_tuner()
+        tuner.save_cache_hook(configured(1024, 8), 5)
+        assert not kept(tuner)["found_by_coordesc"]
+        tuner.coordinate_descent_tuning(through_a_worker(configured(1024, 8)))
+    assert not searched and kept(tuner)["found_by_coordesc"]
+
+
+def test_the_parts_of_a_combined_kernel_are_not_chosen_again(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Torch 2.13 would, and would write over the end."""
+    from aot.compile.torch_tuned import seeded
+
+    with seeded(measured(monkeypatch, tmp_path, ended=True)):
+        tuner = a_tuner()
+        made_ready(tuner, [through_a_worker(tuner.configs[0])])
+    assert tuner.launchers[0].config.found_by_combo_autotune
 
 
 def test_what_a_search_is_begun_from_is_no_end_though_it_is_written_as_one(searched: list[Any]) -> None:
@@ -201,15 +244,17 @@ def test_a_torch_that_searches_by_another_name_is_left_alone(
     assert not hasattr(CachingAutotuner, "coordinate_descent_tuning")
 
 
-@pytest.mark.parametrize("before", [{}, {"configs_hash": "of another choice"}])
+@pytest.mark.parametrize("before", [None, {"configs_hash": "of another choice"}, {}])
 def test_what_this_build_has_searched_itself_is_not_told_as_an_earlier_ones(
-    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: dict[str, str]
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: dict[str, str] | None
 ) -> None:
-    """Nor searched for a second kernel that is equal; with an earlier end at its place that did not fit, or none."""
+    """Nor searched for a second kernel that is equal; with no earlier end at its place, one of another choice, or one
+    that the search did not begin from and has come to again.
+    """
     from aot.compile.torch_tuned import seeded
 
     known = Measured()
-    if before:
+    if before is not None:
         ((place, text),) = measured(monkeypatch, tmp_path, ended=True).configurations.items()
         known = Measured(configurations={place: json.dumps({**json.loads(text), **before})})
     with seeded(known) as taken:
