@@ -119,7 +119,8 @@ def test_a_run_whose_processes_have_ended_passes(tmp_path: Path) -> None:
 
 
 def test_a_process_that_outlives_the_run_is_named_and_ended(tmp_path: Path) -> None:
-    ran = run_confined(tmp_path / "place", "(setsid sleep 314 >/dev/null 2>&1 &)")
+    is_there = """[ "$(tr -d '\\0' < /proc/$!/cmdline)" = sleep314 ]"""  # not only the shell that becomes it
+    ran = run_confined(tmp_path / "place", f"setsid sleep 314 >/dev/null 2>&1 & until {is_there}; do sleep 0.02; done")
     assert ran.returncode == 1
     assert "RuntimeError: 1 process(es) outlived the run and were killed: sleep 314" in ran.stderr
     assert processes_naming(str(tmp_path)) == []
