@@ -68,8 +68,11 @@ class _Ends:
     def mark(self, tuner: Any, launcher: Any) -> bool:
         """Mark the configuration of `launcher` so that no search is begun from it, if one has ended there."""
         path, configs_hash = _kept_at(tuner)
-        end = self._ends.get(place := _place_of(path)) if path is not None else None
-        if path is None or end is None or not _is_end(json.loads(end), launcher.config, configs_hash):
+        if path is None:
+            return False
+        place = _place_of(path)
+        end = self._ends.get(place)
+        if end is None or not _is_end(json.loads(end), launcher.config, configs_hash):
             return False
         launcher.config.found_by_coordesc = True
         # What torch 2.13 chooses the parts of a combined kernel by; a search comes after that.

@@ -121,33 +121,24 @@ def test_a_kernel_is_not_searched_again(searched: list[Any], monkeypatch: pytest
 
 
 @pytest.mark.parametrize("bring", [through_a_worker, lambda config: SimpleNamespace(config=config)])
-def test_a_kernel_is_taken_as_found_wherever_it_was_compiled(
-    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bring: Any
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_kernel_is_taken_as_found_wherever_it_was_compiled_and_nothing_is_tried_beside_it(
+    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bring: Any, adds: bool
 ) -> None:
-    """A worker's is marked again; one that this process compiled is still marked, and torch asks for no search."""
-    from aot.compile.torch_tuned import seeded
+    """A worker's is marked again; one that this process compiled is still marked, and torch asks for no search.
 
-    known = measured(monkeypatch, tmp_path, ended=True)
-    with seeded(known) as taken:
-        tuner = a_tuner()
-        made_ready(tuner, [bring(tuner.configs[0])])
-    assert tuner.launchers[0].config.found_by_coordesc
-    assert taken == set(known.configurations) and not searched
-
-
-@pytest.mark.parametrize("bring", [through_a_worker, lambda config: SimpleNamespace(config=config)])
-def test_nothing_is_tried_beside_what_a_search_has_ended_with(
-    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bring: Any
-) -> None:
-    """Torch 2.11 adds a neighbour to a configuration that was found, and would write over the end which it chose."""
+    Torch 2.11 adds a neighbour to a configuration that was found, and torch 2.13 chooses the parts of a combined kernel
+    again: either would write over the end.
+    """
     from aot.compile.torch_tuned import seeded
 
     known = measured(monkeypatch, tmp_path, ended=True)
     with seeded(known) as taken:
         tuner = a_tuner()
         found = bring(tuner.configs[0])
-        made_ready(tuner, [found], added=bring(configured(512, 8)))
-    assert tuner.launchers == [found] and found.config.found_by_coordesc
+        made_ready(tuner, [found], added=bring(configured(512, 8)) if adds else None)
+    assert tuner.launchers == [found]
+    assert found.config.found_by_coordesc and found.config.found_by_combo_autotune
     assert taken == set(known.configurations) and not searched
 
 
@@ -183,18 +174,6 @@ def test_an_end_that_was_written_over_is_kept_for_later_builds(
         assert not kept(tuner)["found_by_coordesc"]
         tuner.coordinate_descent_tuning(through_a_worker(configured(1024, 8)))
     assert not searched and kept(tuner)["found_by_coordesc"]
-
-
-def test_the_parts_of_a_combined_kernel_are_not_chosen_again(
-    searched: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Torch 2.13 would, and would write over the end."""
-    from aot.compile.torch_tuned import seeded
-
-    with seeded(measured(monkeypatch, tmp_path, ended=True)):
-        tuner = a_tuner()
-        made_ready(tuner, [through_a_worker(tuner.configs[0])])
-    assert tuner.launchers[0].config.found_by_combo_autotune
 
 
 def test_what_a_search_is_begun_from_is_no_end_though_it_is_written_as_one(searched: list[Any]) -> None:
