@@ -16,6 +16,9 @@ def main(arguments: list[str] | None = None) -> None:
     if code == 128 + signal.SIGINT:
         # One more while the interpreter ends would end it by the signal, and with another code.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # So would one that came through an exec of text (a dataclass that is made), though it was caught: CPython keeps
+        # that until text is run again (run_eval_code_obj in Python/pythonrun.c).
+        exec("")
     sys.exit(code)
 
 
